@@ -1,0 +1,35 @@
+"""`connect(url, **options)`: the engine for a URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+REDIS_SCHEMES = frozenset({
+    "redis", "rediss", "unix", "valkey", "valkeys", "redis-streams", "rediss-streams", "valkey-streams",
+    "redis-streams+unix", "redis-streams+socket"})
+
+
+def connect(url: str, **options: Any) -> Engine:
+    """An engine for `url`; `options` are those of `streambroker.settings` and of the store's client.
+
+    Connects at first use. Raises ConfigurationError for an unknown scheme, option or value, or when the client package
+    of that store is not installed.
+    """
+    scheme = urlsplit(url).scheme.lower()
+    if scheme in REDIS_SCHEMES:
+        try:
+            from .engines.redis_streams.engine import RedisStreamsEngine
+        except ImportError as error:
+            raise ConfigurationError(f"{scheme}:// needs the redis package: pip install 'streambroker[redis]'") from error
+        return RedisStreamsEngine.from_url(url, **options)
+    if scheme == "memory":
+        from .engines.memory import MemoryEngine
+
+        return MemoryEngine.from_url(url, **options)
+    raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, memory")
