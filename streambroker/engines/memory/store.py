@@ -1,0 +1,332 @@
+"""The model: queues, holders, dead letters and what time does to them."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import socket
+import threading
+import time
+import uuid
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...message import DeadLetter, Delivery, Message, QueueSpec
+from ...settings import Settings
+
+Clock = Callable[[], float]
+
+
+class Listener(Protocol):
+    """Who wants to be told when it could receive something."""
+
+    def notice(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """The owner of leases: one engine object."""
+
+    settings: Settings
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    #: queue name to how many of this holder's consumers consume it
+    consuming: dict[str, int] = field(default_factory=dict)
+    #: when it gave its last sign of life; None while it lives
+    died: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A stored message. `alone`: its next hand-out is a last chance without company. The last three fields describe the
+    present hand-over."""
+
+    id: str
+    message: Message
+    seq: int
+    first: float
+    ends: float
+    entered: float
+    count: int = 0
+    returned: bool = False
+    alone: bool = False
+    holder: Holder | None = None
+    delivery: Delivery | None = None
+    since: float = 0.0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.message.priority, self.seq
+
+
+class Queue:
+    """`ready` is sorted by place, so that whatever comes back is where it was; `held` is by holder, in hand-out order;
+    `trials` are the last-chance messages that are out, at most one for each holder."""
+
+    def __init__(self, spec: QueueSpec, touched: float) -> None:
+        self.spec = spec
+        self.touched = touched
+        self.ready: list[Entry] = []
+        self.delayed: list[tuple[float, int, Entry]] = []
+        self.held: dict[Holder, dict[Entry, None]] = {}
+        self.trials: dict[Holder, Entry] = {}
+
+    def waiting(self) -> int:
+        return len(self.ready) + len(self.delayed)
+
+    def unsettled(self) -> list[Entry]:
+        return [entry for entries in self.held.values() for entry in entries]
+
+    def drop_delayed(self, unwanted: Callable[[Entry], bool]) -> int:
+        """Remove delayed messages; how many."""
+        kept = [item for item in self.delayed if not unwanted(item[2])]
+        dropped = len(self.delayed) - len(kept)
+        self.delayed = kept
+        heapq.heapify(self.delayed)
+        return dropped
+
+    def limit(self, holder: Holder) -> int:
+        own = self.spec.delivery_limit
+        return (holder.settings.delivery_limit if own is None else own) or 0
+
+
+@dataclass(slots=True)
+class Grave:
+    """A dead letter, until when it is kept, and when it may be offered to a forwarder again."""
+
+    letter: DeadLetter
+    until: float
+    offer: float = 0.0
+
+
+class Store:
+    """All state, under one lock. Everything but `turn` must be called inside a turn."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
+        self.wall = time.time() - clock()
+        self.now = clock()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.queues: dict[str, Queue] = {}
+        self.graves: dict[str, dict[str, Grave]] = {}
+        self.tables: dict[str, dict[str, tuple[str, str]]] = {}
+        self.holders: list[Holder] = []
+        self.listeners: list[Listener] = []
+        self.topics: list[Callable[[str, str, Message], None]] = []
+        self._seq = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[Store]:
+        """Exclusive use: first everything happens that time has brought, at the end those who wait are told."""
+        with self.lock:
+            self.now = self.clock()
+            self._time_passes()
+            try:
+                yield self
+            finally:
+                for listener in self.listeners:
+                    listener.notice()
+                self.changed.notify_all()
+
+    def posix(self) -> float:
+        return self.wall + self.now
+
+    # Queues
+
+    def declare(self, spec: QueueSpec) -> Queue:
+        queue = self.queues.get(spec.name)
+        if queue is None:
+            queue = self.queues[spec.name] = Queue(spec, self.now)
+        queue.spec, queue.touched = spec, self.now
+        return queue
+
+    def remove(self, name: str) -> int:
+        """The queue, its messages and its rows; how many messages waited."""
+        for table in self.tables.values():
+            for key in [key for key, (_, queue) in table.items() if queue == name]:
+                del table[key]
+        gone = self.queues.pop(name, None)
+        if gone is None:
+            return 0
+        for entry in gone.unsettled():
+            self._lose(gone, entry)
+        return gone.waiting()
+
+    def consumers(self, name: str) -> int:
+        return sum(name in holder.consuming for holder in self.holders)
+
+    # The way in
+
+    def add(self, queue: Queue, message: Message) -> str:
+        entry = self._entry(message)
+        if message.delay > 0:
+            self._delay(queue, entry, message.delay)
+        else:
+            self._append(queue, entry)
+        return entry.id
+
+    def replay(self, grave: Grave) -> None:
+        """Back into its queue as if it were published now, without its delay."""
+        queue = grave.letter.queue
+        del self.graves[queue][grave.letter.id]
+        self._append(self.queues[queue], self._entry(grave.letter.message))
+
+    def _entry(self, message: Message) -> Entry:
+        self._seq += 1
+        return Entry(
+            id=f"{self._seq:016d}", message=message, seq=self._seq, first=self.posix(), entered=self.now,
+            ends=float("inf") if message.expires is None else self.now + message.expires)
+
+    def _append(self, queue: Queue, entry: Entry) -> None:
+        insort(queue.ready, entry, key=lambda each: each.place)
+        if queue.spec.max_length is not None:
+            while len(queue.ready) > queue.spec.max_length:
+                queue.ready.remove(min(queue.ready, key=lambda each: each.seq))
+
+    def _delay(self, queue: Queue, entry: Entry, delay: float) -> None:
+        heapq.heappush(queue.delayed, (self.now + delay, entry.seq, entry))
+
+    # The way out
+
+    def next_for(self, queue: Queue, holder: Holder) -> Entry | None:
+        """What `holder` would get now; see `_last_chance` for what it must not get together."""
+        held, trial = queue.held.get(holder), queue.trials.get(holder)
+        if trial and trial.alone and self.now < trial.since + holder.settings.visibility_timeout:
+            return None
+        for entry in queue.ready:
+            if self._last_chance(queue, entry, holder) and (trial or (entry.alone and held)):
+                continue
+            return entry
+        return None
+
+    def hand_out(self, queue: Queue, entry: Entry, holder: Holder, *, no_ack: bool) -> Delivery:
+        queue.ready.remove(entry)
+        if self._last_chance(queue, entry, holder) and not no_ack:
+            queue.trials[holder] = entry
+        entry.count += 1
+        delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry))
+        if no_ack:
+            delivery.settled = True
+        else:
+            entry.holder, entry.delivery, entry.since = holder, delivery, self.now
+            queue.held.setdefault(holder, {})[entry] = None
+        return delivery
+
+    @staticmethod
+    def _last_chance(queue: Queue, entry: Entry, holder: Holder) -> bool:
+        """A lost worker convicts only the message that it had alone on its last allowed delivery, so such messages
+        are handed out one at a time to each holder. A message that was never lost or rejected is above suspicion."""
+        limit = queue.limit(holder)
+        return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
+
+    # Settling
+
+    def settle(self, delivery: Delivery) -> tuple[Queue, Entry] | None:
+        """Take the delivery from its holder; None when it is not the holder's any more."""
+        queue, entry = delivery.place
+        if entry.delivery is not delivery:
+            return None
+        self._let_go(queue, entry)
+        return queue, entry
+
+    def give_back(self, queue: Queue, entry: Entry, *, counted: bool = True) -> None:
+        entry.returned = True
+        if not counted:
+            entry.count -= 1
+        insort(queue.ready, entry, key=lambda each: each.place)
+
+    def reject(self, queue: Queue, entry: Entry, holder: Holder, delay: float) -> None:
+        limit = queue.limit(holder)
+        if limit and entry.count >= limit:
+            self.bury(queue, entry, holder, f"delivery limit of {limit} reached: rejected with requeue")
+        elif delay > 0:
+            entry.returned = True
+            self._delay(queue, entry, delay)
+        else:
+            self.give_back(queue, entry)
+
+    def bury(self, queue: Queue, entry: Entry, holder: Holder, reason: str) -> None:
+        graves = self.graves.setdefault(queue.spec.name, {})
+        letter = DeadLetter(queue.spec.name, entry.id, entry.message, reason, entry.count, entry.first, self.posix(),
+                            holder.name)
+        graves[entry.id] = Grave(letter, self.now + holder.settings.dead_letter_max_age)
+        while len(graves) > holder.settings.dead_letter_max_count:
+            del graves[next(iter(graves))]
+
+    @staticmethod
+    def _let_go(queue: Queue, entry: Entry) -> None:
+        holder = entry.holder
+        assert holder is not None
+        held = queue.held[holder]
+        del held[entry]
+        if not held:
+            del queue.held[holder]
+        if queue.trials.get(holder) is entry:
+            del queue.trials[holder]
+        entry.holder = entry.delivery = None
+
+    @staticmethod
+    def _lose(queue: Queue, entry: Entry) -> None:
+        if entry.delivery is not None:
+            entry.delivery.lost = True
+        Store._let_go(queue, entry)
+
+    # Time
+
+    def next_event(self, name: str) -> float | None:
+        """When time will bring `name` something: the first delayed message, the end of a dead holder's lease."""
+        queue = self.queues.get(name)
+        if queue is None:
+            return None
+        times = [queue.delayed[0][0]] if queue.delayed else []
+        times += [holder.died + holder.settings.visibility_timeout for holder in queue.held if holder.died is not None]
+        times += [trial.since + holder.settings.visibility_timeout for holder, trial in queue.trials.items()]
+        return min((time for time in times if time > self.now), default=None)
+
+    def _time_passes(self) -> None:
+        for holder in [each for each in self.holders if each.died is not None]:
+            end = holder.died + holder.settings.visibility_timeout if holder.died is not None else 0.0
+            if end <= self.now:
+                self.holders.remove(holder)
+                self._reclaim(holder, end)
+        for name, queue in list(self.queues.items()):
+            spec = queue.spec
+            while queue.delayed and queue.delayed[0][0] <= self.now:
+                due, _, entry = heapq.heappop(queue.delayed)
+                self._seq += 1
+                entry.seq, entry.entered = self._seq, due
+                self._append(queue, entry)
+            ttl = float("inf") if spec.message_ttl is None else spec.message_ttl
+            queue.ready = [each for each in queue.ready if self.now < min(each.ends, each.entered + ttl)]
+            if spec.durable or spec.expires is None:
+                continue
+            if self.consumers(name):
+                queue.touched = self.now
+            elif self.now >= queue.touched + spec.expires:
+                self.remove(name)
+        for name, graves in list(self.graves.items()):
+            for key in [key for key, grave in graves.items() if grave.until <= self.now]:
+                del graves[key]
+            if not graves:
+                del self.graves[name]
+
+    def _reclaim(self, holder: Holder, end: float) -> None:
+        for name in holder.consuming:
+            if name in self.queues:
+                self.queues[name].touched = end
+        for queue in self.queues.values():
+            lost = list(queue.held.get(holder, ()))
+            trial = queue.trials.get(holder)
+            limit = queue.limit(holder)
+            for entry in lost:
+                self._lose(queue, entry)
+                if limit and (entry.count >= 2 * limit or (entry is trial and len(lost) == 1)):
+                    self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died")
+                    continue
+                entry.alone = entry.alone or entry is trial
+                self.give_back(queue, entry)
