@@ -11,11 +11,11 @@ __version__ = "0.1.0"
 __all__ = ["DeadLetter", "Delivery", "Message", "QueueSpec", "QueueStats", "StreambrokerError", "__version__", "connect"]
 
 if TYPE_CHECKING:
-    from .connect import connect
+    from .connection import connect
     from .errors import StreambrokerError
     from .message import DeadLetter, Delivery, Message, QueueSpec, QueueStats
 
-_HOME = {"connect": "connect", "StreambrokerError": "errors", "DeadLetter": "message", "Delivery": "message",
+_HOME = {"connect": "connection", "StreambrokerError": "errors", "DeadLetter": "message", "Delivery": "message",
          "Message": "message", "QueueSpec": "message", "QueueStats": "message"}
 
 
