@@ -1,0 +1,120 @@
+"""The command `demo`: its options, its server, its last words."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..failures import FAILED, OK, CommandError
+from ..options import open_engine, wants_json
+from ..output import print_json
+from ..parsing import Commands, add_command
+from .processes import SERVERS, environment, serve_on
+from .screen import Screen
+from .story import Outcome, Story
+
+_SHOWN = 5
+
+
+def add(commands: Commands) -> None:
+    demo = add_command(commands, "demo", "publish jobs, kill a worker in the middle, show that every job ran", run, """
+        streambroker demo
+        streambroker demo --keep
+        """, store=False)
+    demo.add_argument("--engine", choices=sorted(SERVERS), default="redis", help="embedded server; default: redis")
+    demo.add_argument("--keep", action="store_true", help="leave the server and its data, to look around")
+
+
+def run(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec("celery") is None:
+        raise CommandError("the demo needs Celery: pip install 'streambroker[embedded]'")
+    screen = Screen(sys.stderr if wants_json(args) else sys.stdout)
+    directory = Path(tempfile.mkdtemp(prefix="streambroker-demo-"))
+    remove = False
+    try:
+        with _stopped_by_signals():
+            outcome, url, port = _play(args.engine, directory, screen)
+            pid = serve_on(args.engine, directory / "server", port) if args.keep else None
+        good = outcome.verdict.good
+        remove = good and not args.keep
+        seconds = screen.seconds
+    except KeyboardInterrupt:
+        remove = True
+        raise
+    finally:
+        screen.close()
+        if remove:
+            shutil.rmtree(directory, ignore_errors=True)
+    if wants_json(args):
+        print_json({**dataclasses.asdict(outcome), "good": good, "seconds": seconds, "url": url if pid else None,
+                    "server_pid": pid, "directory": None if remove else str(directory)})
+    else:
+        _print_outcome(outcome, seconds)
+        if pid:
+            print(f"\nThe server stays up, to look around:\n  streambroker queues --url {url}\n"
+                  f"Stop it with:\n  kill {pid}; rm -r {directory}")
+        elif not good:
+            print(f"\nLogs and ledger: {directory}")
+    return OK if good else FAILED
+
+
+def _play(engine: str, directory: Path, screen: Screen) -> tuple[Outcome, str, int]:
+    """The story on a server of its own. When this returns or raises nothing runs any more."""
+    with SERVERS[engine](directory / "server") as server:
+        screen.say(f"embedded server (append-only file) on {server.url}")
+        env = environment(server.url, server.result_url, directory / "ledger.jsonl")
+        with open_engine(server.url) as broker:
+            story = Story(broker.inspector(), screen, directory, env)
+            try:
+                outcome = story.run()
+                story.stop()
+            finally:
+                story.kill()
+    return outcome, server.url, server.port
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does; a second one does not disturb the end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_outcome(outcome: Outcome, seconds: float) -> None:
+    verdict = outcome.verdict
+    sign = "=" if verdict.published == verdict.done else ">"
+    print(f"\npublished {verdict.published} {sign} done {verdict.done}, lost {len(verdict.lost)}, "
+          f"doubled {len(verdict.doubled)}   ({seconds:.0f} s)")
+    if outcome.recovery_seconds is not None:
+        print(f"recovered {outcome.recovered} of {outcome.held} jobs of the killed worker within "
+              f"{outcome.recovery_seconds:.1f} s of the kill")
+    for reason, count in Counter(verdict.doubled.values()).items():
+        runs = [run for run, why in verdict.doubled.items() if why == reason]
+        print(f"  {count} ran twice: {reason or 'NO KILL EXPLAINS IT'} ({_some(runs)})")
+    if verdict.lost:
+        print(f"  lost: {_some(verdict.lost)}")
+
+
+def _some(runs: Sequence[str]) -> str:
+    return ", ".join(runs[:_SHOWN]) + (", ..." if len(runs) > _SHOWN else "")

@@ -1,0 +1,105 @@
+"""The processes of the demo: each in a session of its own, gone when the demo is gone, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...embedded import EmbeddedValkey, ServerProcess, answers_ping
+from ..failures import CommandError
+from .ledger import VARIABLE, WORKER_VARIABLE
+
+BROKER_VARIABLE = "STREAMBROKER_DEMO_BROKER"
+RESULTS_VARIABLE = "STREAMBROKER_DEMO_RESULTS"
+
+#: what `--engine` offers; each is made with a directory and has url, result_url, port, start, stop, discard
+SERVERS = {"redis": EmbeddedValkey}
+CONCURRENCY = 4
+#: with these a user's own Celery set-up would get into the demo; empty counts as unset
+_FOREIGN = ("BROKER_URL", "RESULT_BACKEND", "LOADER", "CONFIG_MODULE", "WORKDIR", "APP", "DJANGO_SETTINGS_MODULE")
+
+
+def environment(broker: str, results: str, ledger: Path) -> dict[str, str]:
+    """Variables of the demo's Celery processes."""
+    own = {name: "" for name in (*_FOREIGN, *os.environ) if name in _FOREIGN or name.startswith("CELERY_")}
+    return {**own, BROKER_VARIABLE: broker, RESULTS_VARIABLE: results, VARIABLE: str(ledger)}
+
+
+class Process:
+    """A Python module as a process with its own log file, started at once."""
+
+    def __init__(self, name: str, module: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self._process = ServerProcess([sys.executable, "-m", *module], log=directory / f"{name}.log",
+                                      ready=lambda: True, env={**env, WORKER_VARIABLE: name})
+        self._process.start()
+        self._gone = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    def check(self) -> None:
+        """Raises CommandError when it ended with an error."""
+        if not self.alive and self._process.wait():
+            raise CommandError(f"{self.name} ended by itself: {self._process.log_end()}")
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree at once. May be called twice."""
+        if self._gone:
+            return
+        self._gone = True
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.kill()
+
+    def ask_to_stop(self) -> None:
+        self._process.signal(signal.SIGTERM)
+
+    def wait_stopped(self, timeout: float) -> None:
+        """Kills what is left after `timeout` seconds."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+
+def start_worker(name: str, directory: Path, env: Mapping[str, str]) -> Process:
+    """A Celery worker with the prefork pool."""
+    return Process(name, ("celery", "-A", "streambroker.cli.demo.app", "worker", "--pool", "prefork", "--concurrency",
+                          str(CONCURRENCY), "--hostname", f"{name}@%h", "--loglevel", "INFO"), directory, env)
+
+
+def start_publisher(directory: Path, env: Mapping[str, str]) -> Process:
+    return Process("publisher", ("streambroker.cli.demo.publish",), directory, env)
+
+
+def serve_on(engine: str, directory: Path, port: int) -> int:
+    """Serve the data in `directory` from a process that outlives this one; its process id."""
+    with (directory / "serve.log").open("ab") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "streambroker", "serve", engine, "--dir", str(directory), "--port", str(port)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        limit = time.monotonic() + 20
+        while not answers_ping(("127.0.0.1", port)):
+            if server.poll() is not None or time.monotonic() > limit:
+                raise CommandError(f"the server did not stay up: look into {directory}/serve.log")
+            time.sleep(0.05)
+    except BaseException:
+        server.terminate()
+        server.wait()
+        raise
+    return server.pid
