@@ -12,7 +12,7 @@ import pytest
 
 from streambroker.cli import main
 from streambroker.cli.failures import masked
-from streambroker.cli.main import build_parser
+from streambroker.cli.entry import build_parser
 from streambroker.cli.output import age, plain, print_table
 
 COMMANDS = ["queues", "workers", "dead ls", "dead show", "dead replay", "dead rm", "dead purge", "delayed ls",
@@ -46,7 +46,8 @@ def test_help_lists_all_commands_and_exit_codes(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("argv", [
     [], ["nonsense"], ["dead"], ["dead", "rm", "x"], ["purge"], ["queues", "--option", "prefix"],
     ["queues", "--option", "proof_of_death=perhaps"], ["dead", "ls", "--limit", "0"],
-    ["serve", "redis", "--port", "70000"], ["serve", "redis", "--fsync", "never"], ["demo", "--engine", "paper"], ["queues", "--js"]], ids=" ".join)
+    ["serve", "redis", "--port", "70000"], ["serve", "redis", "--fsync", "never"], ["demo", "--engine", "paper"],
+    ["queues", "--js"]], ids=" ".join)
 def test_wrong_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(argv)
@@ -121,7 +122,7 @@ def test_python_m_is_the_same_and_a_closed_pipe_is_no_traceback() -> None:
 
 
 def test_the_command_line_needs_no_framework_and_no_client() -> None:
-    code = ("import sys, streambroker.cli.main as m; m.build_parser(); "
+    code = ("import sys, streambroker.cli.entry as m; m.build_parser(); "
             "print([x for x in ('redis', 'kombu', 'celery', 'nats') if x in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "[]"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..errors import StreambrokerError
+
 OK = 0
 #: it failed, or what was asked for is not there
 FAILED = 1
@@ -15,7 +17,7 @@ _USERINFO = re.compile(r"(?<=://)[^\s/?#]*@")
 _SECRET_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token|credential)[^=&\s]*=)[^&\s]*")
 
 
-class CommandError(Exception):
+class CommandError(StreambrokerError):
     """Ends the command with `code`; the text goes to the user and says what to do."""
 
     def __init__(self, text: str, code: int = FAILED) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from ..embedded import EmbeddedValkey
@@ -42,13 +43,18 @@ def run_redis(args: argparse.Namespace) -> int:
                   f"  data in {server.directory}, fsync {args.fsync}; Ctrl-C ends it")
         sys.stdout.flush()
 
+    _make(args.dir)
+    server = EmbeddedValkey(args.dir, port=args.port, fsync=args.fsync)
+    return FAILED if server.serve_forever(announce) else OK
+
+
+def _make(directory: Path) -> None:
     try:
-        server = EmbeddedValkey(args.dir, port=args.port, fsync=args.fsync)
-        failed = server.serve_forever(announce)
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        raise CommandError(f"{args.dir} cannot hold the data: {error.strerror}. Choose another with --dir.",
-                           FAILED) from error
-    return FAILED if failed else OK
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise CommandError(f"{directory} cannot hold the data: {error.strerror}. Choose another with --dir.") from error
 
 
 def port(text: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ...errors import StreambrokerError
 from ..failures import FAILED, OK, CommandError
 from ..options import open_engine, wants_json
 from ..output import print_json
@@ -50,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
         seconds = screen.seconds
     except KeyboardInterrupt:
         remove = True
+        raise
+    except StreambrokerError:
+        screen.say(f"it did not come to its end; logs and ledger: {directory}")
         raise
     finally:
         screen.close()
