@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sysconfig
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 _INSTALL = "pip install 'streambroker[embedded]'"
 #: below the ephemeral ports: a client that retries a closed ephemeral port may connect to itself
 _PORTS = range(20000, 30000)
-#: reads until the parent is gone, however it went, then ends the server (a stopped one too)
-_WATCHER = 'read -r _; kill -TERM "$1"; kill -CONT "$1"'
+#: reads until the parent is gone, however it went, then ends the server (a stopped one too) and what it started
+_WATCHER = 'read -r _; kill -TERM "$1"; kill -CONT "$1"; sleep 10; kill -KILL -- "-$1"'
 
 
 def valkey_binary() -> Path:
@@ -109,8 +110,12 @@ class ServerProcess:
     def start(self, timeout: float = 20.0, *, keep: IO[str] | None = None) -> None:
         """Start it and return when it serves. Raises StoreUnavailable with the end of its log when it does not within
         `timeout` seconds. The file `keep` stays open in the server for as long as it lives."""
-        if self.alive:
-            return
+        if not self.alive:
+            self.launch(keep=keep)
+            self.wait_ready(timeout)
+
+    def launch(self, *, keep: IO[str] | None = None) -> None:
+        """Start it and do not wait."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env,
@@ -118,16 +123,19 @@ class ServerProcess:
         self._watcher = subprocess.Popen(
             ["/bin/sh", "-c", _WATCHER, "sh", str(self._process.pid)], stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        for _ in range(max(1, int(timeout / 0.02))):
-            if self._ready():
-                return
+
+    def wait_ready(self, timeout: float = 20.0) -> None:
+        """Return when it serves. Otherwise, after `timeout` seconds or at its end, kill it and raise StoreUnavailable
+        with the end of its log."""
+        end = time.monotonic() + timeout
+        while not self._ready():
             try:
-                self._process.wait(0.02)
+                self._started().wait(0.02)
             except subprocess.TimeoutExpired:
-                continue
-            break
-        self.kill()
-        raise StoreUnavailable(f"{self.argv[0]} did not start: {self.log_end() or 'no output'}")
+                if time.monotonic() < end:
+                    continue
+            self.kill()
+            raise StoreUnavailable(f"{self.argv[0]} did not start: {self.log_end() or 'no output'}")
 
     def stop(self, timeout: float = 10.0) -> int:
         """Ask it to end (SIGTERM: it saves first), kill it after `timeout` seconds; its exit code."""

@@ -1,0 +1,129 @@
+"""Real servers, workers and ledgers for the integration tests. A server that is missing is an error, not a skip."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.ledger import Ledger
+from integration.rig import CeleryRig
+from streambroker.testing.faults import Proxy
+from streambroker.testing.servers import RedisServer, available_kinds, wait_until
+
+_VERSIONS = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--server", action="append", metavar="KIND",
+                     help="run tests that use one server on this kind (repeat it, or `all`); default: valkey")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_VERSIONS] = {}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`kind` is each kind of --server, `every_kind` each kind that is here."""
+    if "every_kind" in metafunc.fixturenames:
+        metafunc.parametrize("every_kind", available_kinds())
+    if "kind" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--server") or ["valkey"]
+        metafunc.parametrize("kind", available_kinds() if "all" in asked else asked)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    versions = config.stash[_VERSIONS]
+    terminalreporter.write_line("servers used: " + (", ".join(sorted(versions.values())) or "none"))
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RedisServer]]:
+    """The shared server of a kind, started at its first use. Tests keep apart by `prefix`."""
+    running: dict[str, RedisServer] = {}
+
+    def get(kind: str) -> RedisServer:
+        if kind not in running:
+            running[kind] = RedisServer(kind).start()
+            request.config.stash[_VERSIONS][kind] = running[kind].version()
+        return running[kind]
+
+    yield get
+    for server in running.values():
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def valkey(servers: Callable[[str], RedisServer]) -> RedisServer:
+    """The shared Valkey."""
+    return servers("valkey")
+
+
+@pytest.fixture
+def server(kind: str, servers: Callable[[str], RedisServer]) -> RedisServer:
+    """The shared server of the kind that the run asks for (--server)."""
+    return servers(kind)
+
+
+@pytest.fixture
+def every_server(every_kind: str, servers: Callable[[str], RedisServer]) -> RedisServer:
+    """The test runs once for each kind of server that is here."""
+    return servers(every_kind)
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., RedisServer]]:
+    """`fresh(**options of RedisServer)` starts a server for this test alone: to be stopped, killed, frozen, filled."""
+    started: list[RedisServer] = []
+
+    def start(**options: Any) -> RedisServer:
+        server = RedisServer(**{"kind": kind, **options})
+        started.append(server)
+        server.start()
+        if not options.get("replica_of"):
+            request.config.stash[_VERSIONS][server.kind] = server.version()
+        return server
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A key prefix that no other test uses."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def at_base(server: RedisServer, prefix: str) -> Iterator[None]:
+    """Fails unless, when the test is over, the server soon holds what it held before: keys of this test's prefix, their
+    sizes, listened channels."""
+    before = server.base(f"{prefix}*")
+    yield
+    wait_until(lambda: not before.difference(server.base(f"{prefix}*")), 15,
+               f"base size: {before.difference(server.base(f'{prefix}*'))}", pause=0.1)
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    """A fault proxy in front of the shared server: `server.url(port=proxy.port)`."""
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """What the test application's tasks of this test write to."""
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+@pytest.fixture
+def celery(tmp_path: Path, ledger: Ledger, prefix: str) -> Iterator[CeleryRig]:
+    """Applications and workers on the test application; see CeleryRig."""
+    rig = CeleryRig(tmp_path, ledger, prefix)
+    yield rig
+    rig.close()

@@ -1,0 +1,141 @@
+"""Celery workers as a user starts them: a command, in a session of its own, with a log file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from integration.apps.celery_app import AppSettings
+from integration.ledger import Ledger
+from streambroker.embedded import ServerProcess
+from streambroker.testing.servers import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+_READY = r"@\S+ ready\."
+
+
+class CeleryWorker:
+    """`python -m celery -A integration.apps.celery_app worker`, started by `start` and ready when that returns.
+
+    `options` are further command line options. Kills are noted in the ledger, so that its verdict can explain repeats.
+    """
+
+    def __init__(self, settings: AppSettings, folder: Path, name: str = "w", *, pool: str = "prefork",
+                 concurrency: int = 2, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.ledger = Ledger(Path(settings.ledger))
+        self.starts = 0
+        self._ready_before = 0
+        self._process = ServerProcess(
+            [sys.executable, "-m", "celery", "-A", "integration.apps.celery_app", "worker", "--pool", pool,
+             "--concurrency", str(concurrency), "--hostname", f"{name}@%h", "--loglevel", "INFO", *options],
+            log=self.log, ready=lambda: self.count(_READY) > self._ready_before,
+            env={**settings.environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive
+
+    def start(self, timeout: float = 40.0, *, wait: bool = True) -> CeleryWorker:
+        """Start, again too; with `wait` return when its log says ready. Raises StoreUnavailable with the log's end."""
+        self.starts += 1
+        self._ready_before = self.count(_READY)
+        self._process.launch()
+        if wait:
+            self.wait_ready(timeout)
+        return self
+
+    def wait_ready(self, timeout: float = 40.0) -> None:
+        """Return when its log says ready. Raises StoreUnavailable with the log's end."""
+        self._process.wait_ready(timeout)
+
+    def pids(self) -> list[int]:
+        """The worker's process and all its children that live."""
+        found = []
+        for process in psutil.process_iter(["pid", "status"]):
+            try:
+                if os.getsid(process.pid) == self.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+            except (ProcessLookupError, PermissionError):
+                continue
+        return sorted(found)
+
+    def children(self) -> list[int]:
+        return [pid for pid in self.pids() if pid != self.pid]
+
+    def memory(self) -> int:
+        """Resident bytes of the whole tree."""
+        return sum(psutil.Process(pid).memory_info().rss for pid in self.pids())
+
+    def kill(self, pids: Sequence[int] | None = None) -> None:
+        """SIGKILL the whole tree at once, or only `pids` of it; noted in the ledger."""
+        targets = self.pids() if pids is None else list(pids)
+        self.ledger.killed(targets)
+        self._signal(signal.SIGKILL, targets)
+        if pids is None:
+            self._process.kill()
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> float:
+        """Send `number` to the worker's process and wait for its end; the seconds it took. When it takes longer than
+        `timeout` everything is killed and an AssertionError tells."""
+        began = time.monotonic()
+        if number == signal.SIGQUIT:
+            # a cold stop cuts running tasks short: their second start is not unexplained
+            self.ledger.killed(self.pids())
+        self._process.signal(number)
+        try:
+            wait_until(lambda: not self.alive, timeout, f"{self.name} ends after signal {number}; log: {self.log}")
+        finally:
+            self.end()
+        return time.monotonic() - began
+
+    def signal(self, number: int) -> None:
+        """To the worker's own process only."""
+        self._process.signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP the whole tree."""
+        self._signal(signal.SIGSTOP, self.pids())
+
+    def thaw(self) -> None:
+        """SIGCONT the whole tree."""
+        self._signal(signal.SIGCONT, self.pids())
+
+    def end(self) -> None:
+        """Leave nothing behind; also when it was never started."""
+        if self.starts:
+            left = self.pids()
+            self.ledger.killed(left)
+            self._signal(signal.SIGKILL, left)
+            self._process.kill()
+
+    def text(self) -> str:
+        """Its log."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def count(self, pattern: str) -> int:
+        """How many times a regular expression is in the log."""
+        return len(re.findall(pattern, self.text()))
+
+    def wait_log(self, pattern: str, count: int = 1, timeout: float = 30.0) -> None:
+        """Wait for the `count`-th match in the log. AssertionError after `timeout` seconds."""
+        wait_until(lambda: self.count(pattern) >= count, timeout, f"{count} x {pattern!r} in {self.log}", pause=0.05)
+
+    def _signal(self, number: int, pids: Sequence[int]) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
