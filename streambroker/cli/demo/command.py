@@ -10,8 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,7 @@ from .processes import SERVERS, environment, serve_on
 from .screen import Screen
 from .story import Outcome, Story
 
+_PAUSE = 0.2
 _SHOWN = 5
 
 
@@ -43,22 +45,22 @@ def run(args: argparse.Namespace) -> int:
     directory = Path(tempfile.mkdtemp(prefix="streambroker-demo-"))
     remove = False
     try:
-        with _stopped_by_signals():
-            outcome, url, port = _play(args.engine, directory, screen)
+        with _interruptible() as pause:
+            outcome, url, port = _play(args.engine, directory, screen, pause)
             pid = serve_on(args.engine, directory / "server", port) if args.keep else None
         good = outcome.verdict.good
         remove = good and not args.keep
         seconds = screen.seconds
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):
         remove = True
         raise
     except StreambrokerError:
         screen.say(f"it did not come to its end; logs and ledger: {directory}")
         raise
     finally:
-        screen.close()
         if remove:
             shutil.rmtree(directory, ignore_errors=True)
+        screen.close()
     if wants_json(args):
         print_json({**dataclasses.asdict(outcome), "good": good, "seconds": seconds, "url": url if pid else None,
                     "server_pid": pid, "directory": None if remove else str(directory)})
@@ -66,19 +68,20 @@ def run(args: argparse.Namespace) -> int:
         _print_outcome(outcome, seconds)
         if pid:
             print(f"\nThe server stays up, to look around:\n  streambroker queues --url {url}\n"
-                  f"Stop it with:\n  kill {pid}; rm -r {directory}")
+                  f"Stop it with:\n  kill {pid}\n"
+                  f"Its data, the ledger and the logs of the workers are in:\n  {directory}")
         elif not good:
             print(f"\nLogs and ledger: {directory}")
     return OK if good else FAILED
 
 
-def _play(engine: str, directory: Path, screen: Screen) -> tuple[Outcome, str, int]:
+def _play(engine: str, directory: Path, screen: Screen, pause: Callable[[], None]) -> tuple[Outcome, str, int]:
     """The story on a server of its own. When this returns or raises nothing runs any more."""
     with SERVERS[engine](directory / "server") as server:
         screen.say(f"embedded server (append-only file) on {server.url}")
         env = environment(server.url, server.result_url, directory / "ledger.jsonl")
         with open_engine(server.url) as broker:
-            story = Story(broker.inspector(), screen, directory, env)
+            story = Story(broker.inspector(), screen, directory, env, pause)
             try:
                 outcome = story.run()
                 story.stop()
@@ -88,18 +91,22 @@ def _play(engine: str, directory: Path, screen: Screen) -> tuple[Outcome, str, i
 
 
 @contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does; a second one does not disturb the end."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """A pause that raises KeyboardInterrupt after SIGINT, SIGTERM or SIGHUP. Nowhere else do they disturb: a process
+    that was just started is always known, and the end is always reached."""
+    came: list[int] = []
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
 
-    before = {number: signal.signal(number, stop) for number in numbers}
+    def pause() -> None:
+        time.sleep(_PAUSE)
+        if came:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield pause
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

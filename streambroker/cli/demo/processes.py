@@ -37,7 +37,7 @@ class Process:
         self.name = name
         self._process = ServerProcess([sys.executable, "-m", *module], log=directory / f"{name}.log",
                                       ready=lambda: True, env={**env, WORKER_VARIABLE: name})
-        self._process.start()
+        self._process.launch()
         self._gone = False
 
     @property

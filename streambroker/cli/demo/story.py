@@ -15,7 +15,6 @@ from .screen import Now, Screen
 from .verdict import Kill, Verdict, judge
 from .watch import Watch
 
-_LOOK = 0.2
 #: share of the jobs that is done when the worker is killed, and how many it must be busy with
 _MIDDLE, _BUSY = 0.3, 2
 #: longer than a lease: without any progress for so long nothing more will come
@@ -34,12 +33,17 @@ class Outcome:
 
 
 class Story:
-    """Starts the processes, kills one in the middle, waits for the end. Not thread-safe."""
+    """Starts the processes, kills one in the middle, waits for the end. Not thread-safe.
 
-    def __init__(self, inspector: Inspector, screen: Screen, directory: Path, env: Mapping[str, str]) -> None:
+    `pause` is called several times a second; what it raises ends the story.
+    """
+
+    def __init__(self, inspector: Inspector, screen: Screen, directory: Path, env: Mapping[str, str],
+                 pause: Callable[[], None]) -> None:
         self._screen = screen
         self._directory = directory
         self._env = env
+        self._pause = pause
         self._ledger = Ledger(directory / "ledger.jsonl")
         self._watch = Watch(inspector, self._ledger)
         self._processes: list[Process] = []
@@ -110,4 +114,4 @@ class Story:
                 before, since = now, time.monotonic()
             elif time.monotonic() - since > _STALLED:
                 raise TimeoutError
-            time.sleep(_LOOK)
+            self._pause()
