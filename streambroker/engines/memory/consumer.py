@@ -134,6 +134,9 @@ class MemoryConsumer(Receiver):
 
         return self._wait(timeout if limit > 0 else 0.0, poll)
 
+    def fetch(self, limit: int = 1) -> list[Delivery]:
+        return self.receive(0, limit)
+
     def ack(self, delivery: Delivery) -> None:
         self._settle(delivery, lambda queue, entry: None)
 

@@ -83,7 +83,7 @@ class MemoryEngine:
     def delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         with self.turn() as store:
             found = store.queues.get(queue)
-            if (if_unused and store.consumers(queue)) or (if_empty and found and found.waiting()):
+            if if_unused and store.consumers(queue) or if_empty and found and found.waiting():
                 return -1
             return store.remove(queue)
 

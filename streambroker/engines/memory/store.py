@@ -42,8 +42,7 @@ class Holder:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A stored message. `alone`: its next hand-out is a last chance without company. The last three fields describe the
-    present hand-over."""
+    """A stored message. The last three fields describe the present hand-over."""
 
     id: str
     message: Message
@@ -53,7 +52,6 @@ class Entry:
     entered: float
     count: int = 0
     returned: bool = False
-    alone: bool = False
     holder: Holder | None = None
     delivery: Delivery | None = None
     since: float = 0.0
@@ -195,11 +193,12 @@ class Store:
 
     def next_for(self, queue: Queue, holder: Holder) -> Entry | None:
         """What `holder` would get now; see `_last_chance` for what it must not get together."""
-        held, trial = queue.held.get(holder), queue.trials.get(holder)
-        if trial and trial.alone and self.now < trial.since + holder.settings.visibility_timeout:
+        limit, held, trial = queue.limit(holder), queue.held.get(holder), queue.trials.get(holder)
+        if trial and trial.count > limit and self.now < trial.since + holder.settings.visibility_timeout:
             return None
         for entry in queue.ready:
-            if self._last_chance(queue, entry, holder) and (trial or (entry.alone and held)):
+            alone = entry.count >= limit
+            if self._last_chance(queue, entry, holder) and (trial or alone and held):
                 continue
             return entry
         return None
@@ -219,8 +218,9 @@ class Store:
 
     @staticmethod
     def _last_chance(queue: Queue, entry: Entry, holder: Holder) -> bool:
-        """A lost worker convicts only the message that it had alone on its last allowed delivery, so such messages
-        are handed out one at a time to each holder. A message that was never lost or rejected is above suspicion."""
+        """A lost worker convicts only a message on its last allowed delivery that it had alone. So such messages are
+        handed out one at a time to each holder, and one that was lost in company next time without any: its count is
+        at the limit then. A message that was never lost or rejected is above suspicion."""
         limit = queue.limit(holder)
         return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
 
@@ -325,8 +325,7 @@ class Store:
             limit = queue.limit(holder)
             for entry in lost:
                 self._lose(queue, entry)
-                if limit and (entry.count >= 2 * limit or (entry is trial and len(lost) == 1)):
+                if limit and (entry.count >= 2 * limit or entry is trial and len(lost) == 1):
                     self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died")
                     continue
-                entry.alone = entry.alone or entry is trial
                 self.give_back(queue, entry)
