@@ -52,6 +52,9 @@ class Consumer(Protocol):
         A broken link is mended inside, without waiting, for `reconnect_timeout` seconds; then StoreConnectionError.
         """
 
+    def fetch(self, limit: int = 1) -> list[Delivery]:
+        """What is ready now, up to `limit`: one round trip, no waiting for messages."""
+
     def sources(self) -> Sequence[int]:
         """File descriptors: when one is readable, `receive(0)` may return something. They change when a link is
         replaced, so ask again after each `receive`."""

@@ -1,0 +1,102 @@
+"""redis-py connections from a URL and options: address, TLS (verified unless told otherwise), credentials, database."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis
+import redis.backoff
+import redis.connection
+import redis.retry
+
+from ...errors import ConfigurationError
+from ...settings import Settings
+
+#: options that go to the client as they are
+CLIENT_OPTIONS = frozenset({
+    "host", "port", "db", "path", "username", "password", "credential_provider", "socket_keepalive_options",
+    "ssl", "ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data",
+    "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers"})
+_TLS = frozenset({"rediss", "rediss-streams", "valkeys"})
+_REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class Address:
+    """Where the store is and how to log in. Its text hides the password."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        parts = urlsplit(url)
+        scheme = parts.scheme.lower()
+        known: dict[str, Any] = dict(parse_qsl(parts.query))
+        for name in known:
+            if name not in CLIENT_OPTIONS:
+                raise ConfigurationError(f"unknown option {name!r} in the URL")
+        known.update({name: value for name, value in options.items() if value is not None})
+        self.path = known.pop("path", None)
+        if scheme == "unix" or scheme.endswith(("+unix", "+socket")):
+            self.path = self.path or unquote(parts.path)
+            database = known.pop("db", 0)
+        else:
+            database = known.pop("db", None) or unquote(parts.path).strip("/") or 0
+        try:
+            self.database = int(database)
+            port = parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"database and port must be numbers, not {database!r}: {error}") from error
+        self.host = known.pop("host", None) or parts.hostname or "localhost"
+        self.port = int(known.pop("port", None) or port or 6379)
+        self.username = known.pop("username", None) or (unquote(parts.username) if parts.username else None)
+        self.password = known.pop("password", None) or (unquote(parts.password) if parts.password else None)
+        self.credential_provider = known.pop("credential_provider", None)
+        tls = known.pop("ssl", None)
+        self.tls = scheme in _TLS if tls is None else bool(tls)
+        self.extra = {name: value for name, value in known.items() if self.tls or not name.startswith("ssl_")}
+        if self.tls:
+            reqs = self.extra.get("ssl_cert_reqs", ssl.CERT_REQUIRED)
+            name = str(reqs).lower().removeprefix("cert_")
+            self.extra["ssl_cert_reqs"] = reqs = _REQS.get(name, reqs)
+            self.extra.setdefault("ssl_check_hostname", reqs == ssl.CERT_REQUIRED)
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path} database {self.database}"
+        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
+
+    __repr__ = __str__
+
+
+def dialer(address: Address, settings: Settings) -> Callable[[], redis.Connection]:
+    """A function that makes a new, unconnected redis-py connection. Its own repeats are off: redis-py 8 would send an
+    XADD up to eleven times; RESP2, since the reply shapes of RESP3 differ."""
+    options: dict[str, Any] = {
+        "db": address.database,
+        "username": address.username,
+        "password": address.password,
+        "credential_provider": address.credential_provider,
+        "socket_timeout": settings.socket_timeout,
+        "protocol": 2,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        "health_check_interval": 0,
+        "client_name": settings.client_name or "streambroker",
+        **address.extra,
+    }
+    if address.credential_provider is not None:
+        options.pop("username")
+        options.pop("password")
+    kind: Any
+    if address.path:
+        kind = redis.UnixDomainSocketConnection
+        options["path"] = address.path
+    else:
+        kind = redis.SSLConnection if address.tls else redis.Connection
+        options.update(host=address.host, port=address.port, socket_keepalive=settings.socket_keepalive,
+                       socket_connect_timeout=settings.socket_connect_timeout)
+
+    def dial() -> redis.Connection:
+        connection: redis.Connection = kind(**options)
+        return connection
+
+    return dial

@@ -1,0 +1,352 @@
+"""Redis Streams consumer groups as an engine. Redis 6.2 up, Valkey."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ... import fork
+from ...engine import Capabilities
+from ...errors import StoreConnectionError
+from ...message import DeadLetter, Message, QueueSpec
+from ...settings import Settings, read_settings
+from .client import CLIENT_OPTIONS, Address, dialer
+from .commands import Commands
+from .consumer import RedisConsumer
+from .holder import Holder
+from .inspector import RedisInspector
+from .keys import GROUP, Keys
+from .link import Link
+from .maintenance import LOOK, Maintenance
+from .publisher import Publisher, encode
+from .queues import Queues
+from .resp import ReplyError, pack
+from .scripts import script
+from .settles import Packer, Settle
+from .subscription import RedisSubscription, pack_broadcast
+from .table import RedisTable
+
+logger = logging.getLogger(__name__)
+
+
+class RedisStreamsEngine:
+    """See `streambroker.engine.Engine`. Thread-safe. In a forked child it starts anew: publishing goes on with a new
+    connection, consumers of the parent are closed there."""
+
+    capabilities = Capabilities("redis-streams")
+
+    def __init__(self, address: Address, settings: Settings) -> None:
+        self.address = address
+        self.settings = settings
+        self.keys = Keys(settings.prefix, address.database)
+        self.steps = tuple(range(len(settings.priority_steps)))
+        self._dial = dialer(address, settings)
+        self.commands = self.make_commands(settings.publish_timeout)
+        self.queues = Queues(self)
+        self._publisher = Publisher(self.commands, self.keys, settings, self.queues.published)
+        self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
+        self._reports: dict[str, float] = {}
+        self._start()
+        fork.register(self)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> RedisStreamsEngine:
+        """Raises ConfigurationError. Connects at first use."""
+        client = {name: value for name, value in options.items() if name in CLIENT_OPTIONS}
+        return cls(Address(url, client), read_settings(
+            {name: value for name, value in options.items() if name not in client}))
+
+    def __repr__(self) -> str:
+        return f"<RedisStreamsEngine {self.address} prefix {self.settings.prefix!r}>"
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self.holder = Holder()
+        self.packer = Packer(self.keys, self.settings, self.limit_of)
+        self._consumers: weakref.WeakSet[RedisConsumer] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[RedisSubscription] = weakref.WeakSet()
+        #: closed consumers whose deliveries may still be settled, or whose settlements are not yet confirmed
+        self._settling: list[RedisConsumer] = []
+        self._consuming: dict[str, int] = {}
+        self._registered = False
+        self._maintenance: Maintenance | None = None
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ connections
+    def make_link(self, timeout: float | None = None) -> Link:
+        return Link(self._dial, self.settings.socket_timeout if timeout is None else
+                    min(timeout, self.settings.socket_timeout))
+
+    def make_commands(self, patience: float, timeout: float | None = None) -> Commands:
+        return Commands(lambda: self.make_link(timeout), patience)
+
+    def ping(self, timeout: float = 5.0) -> float:
+        start = time.monotonic()
+        link = self.make_link(timeout)
+        try:
+            link.open()
+            link.call("PING", timeout=timeout)
+        finally:
+            link.close()
+        return time.monotonic() - start
+
+    def report(self, text: str, calm: bool = False) -> None:
+        """One log line for a trouble, repeated at most twice a minute."""
+        now = time.monotonic()
+        kind = text.partition(":")[0]
+        if now - self._reports.get(kind, -60.0) >= 30.0:
+            self._reports[kind] = now
+            logger.log(logging.INFO if calm else logging.WARNING, "%s: %s", self.address, text)
+
+    # ------------------------------------------------------------------ queues
+    def declare(self, queue: QueueSpec) -> None:
+        self.queues.declare(queue)
+        if queue.max_length:
+            self._publisher.max_lengths[queue.name] = queue.max_length
+
+    def spec(self, queue: str) -> QueueSpec | None:
+        return self.queues.spec(queue)
+
+    def delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        if if_unused and self.consumers(queue):
+            return -1
+        removed = int(self.commands.script("remove", [self.keys.root(queue)], GROUP, int(if_empty), *self.steps))
+        if removed >= 0:
+            self.queues.dropped(queue, self.commands)
+        return removed
+
+    def consumers(self, queue: str) -> int:
+        infos = self.commands.call("HVALS", self.workers_key)
+        return sum(queue in json.loads(info)["queues"] for info in infos)
+
+    def ready(self, queue: str) -> int:
+        return int(self.commands.script("size", [self.keys.root(queue)], GROUP, self.ttl_of(queue), *self.steps)[0])
+
+    def limit_of(self, queue: str) -> int:
+        own = self.queues.limits.get(queue)
+        return (self.settings.delivery_limit or 0) if own is None else own
+
+    def ttl_of(self, queue: str) -> int:
+        return self.queues.ttls.get(queue, 0)
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, queue: str, messages: Sequence[Message], *, create: bool = True) -> list[str]:
+        return self._publisher.publish(queue, messages, create)
+
+    def flush(self) -> None:
+        self._publisher.flush()
+
+    def broadcast(self, topic: str, message: Message, key: str = "") -> None:
+        self.commands.call("PUBLISH", self.keys.topic(topic, key), pack_broadcast(key, encode(message)))
+
+    def subscribe(self) -> RedisSubscription:
+        subscription = RedisSubscription(self)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    # ------------------------------------------------------------------ consuming
+    def consume(self, queues: Sequence[str], *, no_ack: bool = False) -> RedisConsumer:
+        return RedisConsumer(self, queues, no_ack)
+
+    def consumer_opened(self, consumer: RedisConsumer) -> None:
+        self._consumers.add(consumer)
+
+    def consumer_closed(self, consumer: RedisConsumer) -> None:
+        with self._lock:
+            if len(consumer.outbox) or consumer.held:
+                self._settling.append(consumer)
+        self._consumers.discard(consumer)
+        if len(consumer.outbox):
+            self.flush_settles(at_once=True)
+
+    def consumers_open(self) -> list[RedisConsumer]:
+        """Whoever may have settlements to send."""
+        with self._lock:
+            self._settling = [consumer for consumer in self._settling if consumer.held or len(consumer.outbox)]
+            return [*self._consumers, *self._settling]
+
+    def start_consuming(self, queue: str, consumer: RedisConsumer) -> None:
+        self.queues.learn(queue)
+        if consumer.no_ack:
+            return
+        with self._lock:
+            self._consuming[queue] = self._consuming.get(queue, 0) + 1
+            self.register(self.commands)
+            if self._maintenance is None:
+                self._maintenance = Maintenance(self)
+                self._maintenance.start()
+
+    def stop_consuming(self, queue: str, consumer: RedisConsumer) -> None:
+        if consumer.no_ack:
+            return
+        with self._lock:
+            left = self._consuming.get(queue, 0) - 1
+            if left > 0:
+                self._consuming[queue] = left
+            else:
+                self._consuming.pop(queue, None)
+            try:
+                self.register(self.commands, patience=0.0)
+            except StoreConnectionError as error:
+                logger.debug("cannot tell the store which queues are consumed: %s", error)
+
+    def consumed(self) -> list[str]:
+        return list(self._consuming)
+
+    def refreshes(self, queues: Sequence[str]) -> list[tuple[float, bytes]]:
+        """(seconds, command) that keep the transient ones of `queues` in being."""
+        return [pair for queue in queues for pair in self.queues.refresh(queue)]
+
+    # ------------------------------------------------------------------ for the keeper
+    @property
+    def workers_key(self) -> str:
+        return f"{self.keys.common}:workers"
+
+    def life_key(self, holder: str) -> str:
+        return f"{self.keys.common}:w:{holder}"
+
+    def register(self, commands: Commands, patience: float | None = None) -> None:
+        lease = self.settings.visibility_timeout
+        held = [delivery.queue for delivery in self.holder.mine()]
+        commands.script("register", [self.workers_key, self.life_key(self.holder.name)], self.holder.name,
+                        self.holder.info([*self._consuming, *held], lease), int(lease * 1000), patience=patience)
+        self._registered = True
+
+    def look_command(self) -> bytes:
+        common, lease = self.keys.common, int(self.settings.visibility_timeout * 1000)
+        keys = [self.workers_key, self.life_key(self.holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
+                f"{common}:server", f"{common}:transient", f"{common}:retry"]
+        return script("look").call(
+            keys, self.holder.name, "", lease, int(self.settings.proof_of_death), self.keys.alive(""),
+            self.life_key(""), lease, int(LOOK * 1000) - 50)
+
+    def gone_keys(self) -> list[str]:
+        return [f"{self.keys.common}:dead", f"{self.keys.common}:retry"]
+
+    def reclaim_command(self, queue: str, holder: str, page: int, counted: bool) -> bytes:
+        self.queues.learn_limit(queue)
+        return script("reclaim").call(
+            [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
+            int(self.settings.dead_letter_max_age * 1000), int(counted), *self.steps)
+
+    def transient_expired(self, queue: str, commands: Commands) -> None:
+        self.queues.expired(queue, commands)
+
+    def oldest_settle(self) -> float | None:
+        times = [consumer.driven for consumer in self.consumers_open() if len(consumer.outbox)]
+        return min(times) if times else None
+
+    def doubt(self, queues: Sequence[str]) -> None:
+        if self._maintenance is not None:
+            for queue in queues:
+                self._maintenance.doubt(queue)
+
+    def expect_due(self, queues: Sequence[str], when: float) -> None:
+        if self._maintenance is not None:
+            for queue in queues:
+                self._maintenance.expect_due(queue, when)
+
+    def flush_settles(self, at_once: bool) -> None:
+        """See that settlements which no receive sends go out."""
+        if self._maintenance is not None and self._maintenance.keeper.running:
+            self._maintenance.keeper.wake_within(0.0 if at_once else 0.1)
+            return
+        for consumer in self.consumers_open():
+            if consumer.closed and len(consumer.outbox):
+                self.send_settles(consumer.outbox.take(), self.commands, consumer)
+
+    def send_settles(self, batch: list[Settle], commands: Commands, consumer: Any) -> None:
+        """Send and wait for the answers; what fails goes back to its consumer."""
+        packed = self.packer.pack(batch)
+        try:
+            replies = commands.many([data for data, _ in packed])
+        except StoreConnectionError:
+            if consumer is not None:
+                consumer.outbox.give_back(batch)
+            raise
+        for (_, settles), reply in zip(packed, replies, strict=True):
+            if isinstance(reply, ReplyError):
+                if consumer is not None:
+                    consumer.outbox.give_back(settles)
+                self.report(f"the store refuses settlements: {reply}")
+                continue
+            self.holder.settled(settles)
+            if isinstance(reply, list) and reply[1]:
+                self.buried(settles[0].queue)
+
+    # ------------------------------------------------------------------ dead letters that go elsewhere
+    def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
+        self._forwards[queue] = forward
+        self.buried(queue)
+
+    def buried(self, queue: str) -> None:
+        if queue in self._forwards and self._maintenance is not None:
+            self._maintenance.buried.add(queue)
+            self._maintenance.keeper.wake_within(0.0)
+
+    def forward_buried(self, queue: str) -> None:
+        forward = self._forwards.get(queue)
+        if forward is not None:
+            inspector = self.inspector()
+            for letter in inspector.dead(queue):
+                if forward(letter):
+                    inspector.dead_remove(queue, [letter.id])
+
+    # ------------------------------------------------------------------ the rest
+    def table(self, name: str) -> RedisTable:
+        return RedisTable(self.commands, self.keys, name)
+
+    def inspector(self) -> RedisInspector:
+        return RedisInspector(self)
+
+    def forked(self, thing: object) -> bool:
+        return os.getpid() != self._pid
+
+    def close(self) -> None:
+        """Hand everything back, say goodbye, close all connections."""
+        for consumer in [*self._consumers]:
+            consumer.close()
+        for subscription in [*self._subscriptions]:
+            subscription.close()
+        if self._maintenance is not None:
+            self._maintenance.stop()
+        try:
+            self._goodbye()
+        except StoreConnectionError as error:
+            logger.debug("cannot say goodbye: %s", error)
+        self._maintenance = None
+        self.commands.close()
+
+    def _goodbye(self) -> None:
+        self._publisher.flush()
+        for consumer in self.consumers_open():
+            if len(consumer.outbox):
+                self.send_settles(consumer.outbox.take(), self.commands, None)
+        names = [self.holder.name, *self.holder.old_names]
+        if self._registered:
+            for queue in self.queues.touched:
+                for name in names:
+                    while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
+                        pass
+            self.commands.script("unregister", [self.workers_key, self.life_key(self.holder.name),
+                                                f"{self.keys.common}:gone"], self.holder.name, patience=0.5)
+            self._registered = False
+        own = self._publisher.own_keys()
+        if own:
+            self.commands.many([pack("DEL", key) for key in own], 0.5)
+
+    def after_fork(self) -> None:
+        consumers, subscriptions, maintenance = [*self._consumers], [*self._subscriptions], self._maintenance
+        self.commands.after_fork()
+        self._publisher.after_fork()
+        for thing in [*consumers, *subscriptions]:
+            thing.after_fork()
+        if maintenance is not None:
+            maintenance.after_fork()
+        self._start()

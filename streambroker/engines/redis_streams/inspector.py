@@ -1,0 +1,168 @@
+"""Looking at queues and steering them, for tools. Pages everywhere: nothing here keeps the server busy for long."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...message import DeadLetter, Delayed, Holding, InFlight, Message, QueueStats, Worker
+from .keys import FREE, GROUP, LAST
+from .publisher import decode
+from .resp import ReplyError, pack
+from .scripts import script
+
+if TYPE_CHECKING:
+    from .engine import RedisStreamsEngine
+
+_MEMBER = re.compile(rb"([^\n]*)\n([^\n]*)\n(\d+)\n(\d+)\n", re.DOTALL)
+PAGE = 500
+
+
+class RedisInspector:
+    """See `streambroker.engine.Inspector`."""
+
+    def __init__(self, engine: RedisStreamsEngine) -> None:
+        self._engine = engine
+        self._commands = engine.commands
+
+    def queues(self) -> list[str]:
+        return self._engine.queues.names()
+
+    def stats(self, queue: str) -> QueueStats:
+        engine = self._engine
+        ready, flight, delayed, dead, oldest, *pairs = self._commands.script(
+            "size", [engine.keys.root(queue)], GROUP, engine.ttl_of(queue), *engine.steps)
+        counts: dict[str, int] = {}
+        for name, count in zip(pairs[::2], pairs[1::2], strict=True):
+            counts[name.decode()] = counts.get(name.decode(), 0) + count
+        rows = self.in_flight(queue, 10_000) if counts else []
+        holders = []
+        for name, count in sorted(counts.items()):
+            own = [row for row in rows if row.holder == name]
+            holders.append(Holding(name, count, max((row.age for row in own), default=0.0),
+                                   max((row.count for row in own), default=1)))
+        spec = engine.spec(queue)
+        return QueueStats(queue, ready, delayed, flight, dead, None if oldest < 0 else oldest / 1000,
+                          spec is None or spec.durable, tuple(holders))
+
+    def in_flight(self, queue: str, limit: int = 1000) -> list[InFlight]:
+        engine = self._engine
+        rows: list[InFlight] = []
+        for step in engine.steps:
+            start = "-"
+            while len(rows) < limit:
+                page = self._commands.many([pack("XPENDING", engine.keys.stream(queue, step), GROUP, start, "+", PAGE)])[0]
+                if isinstance(page, ReplyError) or not page:
+                    break
+                for entry, holder, idle, count in page:
+                    if holder not in (FREE.encode(), LAST.encode()):
+                        rows.append(InFlight(queue, f"{step}:{entry.decode()}", holder.decode(), idle / 1000, count))
+                start = "(" + page[-1][0].decode()
+        return rows[:limit]
+
+    def workers(self) -> list[Worker]:
+        engine = self._engine
+        flat = self._commands.call("HGETALL", engine.workers_key)
+        names = [name.decode() for name in flat[::2]]
+        left = self._commands.many([pack("PTTL", engine.life_key(name)) for name in names]) if names else []
+        workers = []
+        for name, text, ms in zip(names, flat[1::2], left, strict=True):
+            info = json.loads(text)
+            seen = info["lease"] - ms / 1000 if ms >= 0 else info["lease"]
+            workers.append(Worker(name, info["host"], info["pid"], tuple(info["queues"]), info["lease"], max(0.0, seen)))
+        return workers
+
+    def dead(self, queue: str) -> Iterator[DeadLetter]:
+        start = "-"
+        while page := self._commands.call("XRANGE", self._engine.keys.dead(queue), start, "+", "COUNT", 50):
+            for entry, flat in page:
+                yield _dead_letter(queue, entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)))
+            start = "(" + page[-1][0].decode()
+
+    def dead_remove(self, queue: str, ids: Collection[str]) -> int:
+        return self._in_pages(ids, lambda part: pack("XDEL", self._engine.keys.dead(queue), *part))
+
+    def replay(self, queue: str, ids: Collection[str]) -> int:
+        return self._in_pages(ids, lambda part: script("replay").call([self._engine.keys.root(queue)], *part))
+
+    def _in_pages(self, ids: Collection[str], command: Any) -> int:
+        wanted = [entry for entry in ids if re.fullmatch(r"\d+-\d+", entry)]
+        return sum(self._commands.run(command(wanted[start:start + PAGE])) for start in range(0, len(wanted), PAGE))
+
+    def delayed(self, queue: str) -> Iterator[Delayed]:
+        for member, due in self._scan(queue, None):
+            found = _MEMBER.match(member)
+            name, nonce, step = (found[1], found[2], int(found[3])) if found else (b"", b"", 0)
+            yield Delayed(queue, _text(nonce), _message(member[found.end() if found else 0:], _text(name), step), due)
+
+    def delayed_remove(self, queue: str, ids: Collection[str]) -> int:
+        wanted = {entry.encode("utf-8", "surrogateescape") for entry in ids}
+        members = []
+        for member, _ in self._scan(queue, None):
+            found = _MEMBER.match(member)
+            if found and found[2] in wanted:
+                members.append(member)
+        return self._remove_members(queue, members)
+
+    def drop(self, message_id: str, queues: Collection[str] | None = None) -> int:
+        name = message_id.replace("\n", " ")
+        removed = 0
+        for queue in self.queues() if queues is None else queues:
+            pattern = re.sub(r"([\\*?\[\]])", r"\\\1", name) + "\n*"
+            members = [member for member, _ in self._scan(queue, pattern)]
+            removed += self._remove_members(queue, members)
+        return removed
+
+    def _scan(self, queue: str, pattern: str | None) -> Iterator[tuple[bytes, float]]:
+        cursor, seen = b"0", set()
+        while True:
+            words: list[str | int | bytes] = ["ZSCAN", self._engine.keys.delay(queue), cursor, "COUNT", 1000]
+            if pattern is not None:
+                words += ["MATCH", pattern]
+            cursor, flat = self._commands.call(*words)
+            for member, score in zip(flat[::2], flat[1::2], strict=True):
+                mark = hash(member)
+                if mark not in seen:
+                    seen.add(mark)
+                    yield member, float(score) / 1000
+            if cursor == b"0":
+                return
+
+    def _remove_members(self, queue: str, members: list[bytes]) -> int:
+        key = self._engine.keys.delay(queue)
+        return sum(self._commands.call("ZREM", key, *members[start:start + PAGE])
+                   for start in range(0, len(members), PAGE))
+
+    def purge(self, queue: str) -> int:
+        removed = 0
+        while True:
+            count, more = self._commands.script("purge", [self._engine.keys.root(queue)], GROUP, 1000, *self._engine.steps)
+            removed += count
+            if not more:
+                return removed
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _message(data: bytes, name: str, step: int) -> Message:
+    try:
+        head, body = decode(data)
+    except ValueError:
+        return Message(data, b"{}", name, step)
+    return Message(body, head, name, step)
+
+
+def _dead_letter(queue: str, entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
+    def number(name: bytes) -> int:
+        value = fields.get(name, b"0")
+        return int(value) if value.isdigit() else 0
+
+    raw = {name.decode("utf-8", "replace"): value for name, value in fields.items() if not name.startswith(b"~")}
+    return DeadLetter(
+        queue, entry, _message(fields.get(b"m", b""), "", number(b"~step")),
+        fields.get(b"~reason", b"").decode("utf-8", "replace"), number(b"~count"), number(b"~first") / 1000,
+        number(b"~last") / 1000, fields.get(b"~holder", b"").decode("utf-8", "replace"), {} if b"m" in fields else raw)

@@ -1,0 +1,92 @@
+"""Every key and channel as a function. All keys of one queue share its hash tag, so that a script has one cluster slot.
+
+| key | type | what |
+| --- | --- | --- |
+| `<p>:{<queue>}:s:<step>` | stream | ready and unsettled messages of one priority step, group `sb` |
+| `<p>:{<queue>}:bell` | list | wakes one idle consumer |
+| `<p>:{<queue>}:delay` | zset | messages that wait for their time, by due time in ms |
+| `<p>:{<queue>}:back` | string | there while something handed back waits |
+| `<p>:{<queue>}:trial` | hash | holder -> the last-chance message that it has |
+| `<p>:{<queue>}:dead` | stream | dead letters |
+| `<p>:{<queue>}:p:<producer>` | string | last sequence of a producer, for repeated publishes |
+| `<p>:{@}:...` | | tables, workers and other things that belong to no queue |
+"""
+
+from __future__ import annotations
+
+import re
+
+GROUP = "sb"
+#: consumer names that no process has: messages to hand out again, and messages on their last allowed delivery
+FREE, LAST = "~free", "~last"
+#: consumer name of no-ack reads, which leave nothing pending
+ONCE = "~once"
+
+_UNSAFE = re.compile(rb"[\x00-\x20%{}\x7f]")
+
+
+def encode_name(name: str) -> str:
+    """A queue name as part of a key: injective, without braces (they would change the hash tag) and blanks."""
+    data = name.encode("utf-8", "surrogateescape")
+    if data in (b"", b"@"):
+        return "%" if not data else "%40"
+    return _UNSAFE.sub(lambda found: b"%%%02X" % found[0][0], data).decode("utf-8", "surrogateescape")
+
+
+class Keys:
+    """Key names under one prefix. `database` only matters for channels, which servers share between databases."""
+
+    def __init__(self, prefix: str, database: int = 0) -> None:
+        self.prefix = prefix
+        self._common = f"{prefix}:{{@}}"
+        self._channels = f"{prefix}/{database}"
+
+    def root(self, queue: str) -> str:
+        return f"{self.prefix}:{{{encode_name(queue)}}}"
+
+    def stream(self, queue: str, step: int) -> str:
+        return f"{self.root(queue)}:s:{step}"
+
+    def bell(self, queue: str) -> str:
+        return f"{self.root(queue)}:bell"
+
+    def delay(self, queue: str) -> str:
+        return f"{self.root(queue)}:delay"
+
+    def dead(self, queue: str) -> str:
+        return f"{self.root(queue)}:dead"
+
+    def producer(self, queue: str, producer: str) -> str:
+        return f"{self.root(queue)}:p:{producer}"
+
+    @property
+    def common(self) -> str:
+        return self._common
+
+    def owned(self, queue: str) -> str:
+        """Set of table rows that go with a transient queue."""
+        return f"{self._common}:own:{encode_name(queue)}"
+
+    def alive(self, holder: str) -> str:
+        """Channel that a live process is subscribed to."""
+        return f"{self._channels}/alive/{holder}"
+
+    def topic(self, topic: str, key: str) -> str:
+        return f"{self._channels}/b/{encode_name(topic)}/{key}"
+
+    def topic_pattern(self, topic: str, pattern: str) -> str:
+        """A server-side pattern that covers `pattern`; it may cover more, the subscription filters exactly."""
+        literal = re.split(r"[*#]", pattern, maxsplit=1)[0] if pattern else ""
+        if pattern and literal == pattern:
+            tail = literal
+        else:
+            tail = None
+        start = _glob_escape(f"{self._channels}/b/{encode_name(topic)}/")
+        if tail is not None:
+            return start + _glob_escape(tail)
+        # `a.#` also covers the key `a`, so the dot before a wildcard is not part of the fixed beginning
+        return start + _glob_escape(literal.rstrip(".")) + "*"
+
+
+def _glob_escape(text: str) -> str:
+    return re.sub(r"([\\*?\[\]])", r"\\\1", text)

@@ -1,0 +1,19 @@
+-- (part) Copies an entry into the dead letters of its queue and removes it, in one step.
+local function bury(root, group, step, id, count, reason, holder, most, age_ms, now)
+  local stream, dead = root .. ':s:' .. step, root .. ':dead'
+  local e = redis.call('XRANGE', stream, id, id)[1]
+  if e then
+    local fields = e[2]
+    local copy = {dead, '*'}
+    for i = 1, #fields do copy[#copy + 1] = fields[i] end
+    for _, word in ipairs({'~reason', reason, '~count', count, '~holder', holder, '~step', step,
+                           '~first', string.match(id, '^%d+'), '~last', string.format('%.0f', now)}) do
+      copy[#copy + 1] = word
+    end
+    redis.call('XADD', unpack(copy))
+    redis.call('XTRIM', dead, 'MAXLEN', most)
+    redis.call('XTRIM', dead, 'MINID', string.format('%.0f', math.max(0, now - age_ms)))
+  end
+  redis.call('XACK', stream, group, id)
+  redis.call('XDEL', stream, id)
+end

@@ -1,0 +1,56 @@
+-- publish: append messages of one priority step, once each even when the call is repeated.
+-- KEYS: 1 stream, 2 bell, 3 producer's last sequence
+-- ARGV: 1 sequence of the first message, 2 create (1, or 0: only into a stream that is there), 3 expiry in ms or '',
+--       4 greatest number of ready messages or 0, 5 group, 6... messages
+-- Returns: {fresh, id...}: fresh 1 when the stream was made, -1 when it is not there and create is 0; '' as the id of a
+-- message that an earlier call has stored.
+-- Crash: before it nothing is stored; after it all are, and a repeat with the same sequence changes nothing.
+local there = redis.call('EXISTS', KEYS[1])
+if there == 0 and ARGV[2] == '0' then return {-1} end
+local out = {1 - there}
+local first = tonumber(ARGV[1])
+local last = tonumber(redis.call('GET', KEYS[3]) or '0')
+local added = 0
+local expiry
+if ARGV[3] ~= '' then
+  local t = redis.call('TIME')
+  expiry = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[3])
+end
+for i = 6, #ARGV do
+  if first + i - 6 > last then
+    if expiry then
+      out[#out + 1] = redis.call('XADD', KEYS[1], '*', 'm', ARGV[i], 'x', expiry)
+    else
+      out[#out + 1] = redis.call('XADD', KEYS[1], '*', 'm', ARGV[i])
+    end
+    added = added + 1
+  else
+    out[#out + 1] = ''
+  end
+end
+if added > 0 then
+  redis.call('SET', KEYS[3], string.format('%.0f', first + #ARGV - 6), 'PX', 300000)
+  if redis.call('LLEN', KEYS[2]) < 1 then
+    redis.call('RPUSH', KEYS[2], '1')
+    local ttl = redis.call('PTTL', KEYS[1])
+    if ttl > 0 then redis.call('PEXPIRE', KEYS[2], ttl) end
+  end
+  local most = tonumber(ARGV[4])
+  if most > 0 then
+    local pending = redis.pcall('XPENDING', KEYS[1], ARGV[5])
+    local read = '-'
+    local over = redis.call('XLEN', KEYS[1]) - most
+    if not pending.err then
+      over = over - pending[1]
+      for _, g in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+        local f = {}
+        for j = 1, #g, 2 do f[g[j]] = g[j + 1] end
+        if f['name'] == ARGV[5] then read = '(' .. f['last-delivered-id'] end
+      end
+    end
+    if over > 0 then
+      for _, e in ipairs(redis.call('XRANGE', KEYS[1], read, '+', 'COUNT', over)) do redis.call('XDEL', KEYS[1], e[1]) end
+    end
+  end
+end
+return out

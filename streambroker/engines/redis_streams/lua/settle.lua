@@ -1,0 +1,54 @@
+-- settle: give up or give back deliveries that the holder still owns; others are left alone.
+-- KEYS: root of one queue
+-- ARGV: 1 group, 2 holder, 3 mode: back (uncounted) | nack (counted) | later (counted, after a delay) | dead,
+--       4 delivery limit or 0, 5 reason (dead), or delay in ms (later), 6 dead letters kept, 7 their age in ms,
+--       then step, id pairs
+-- Returns: {settled, buried}
+-- Crash: each message is where it was or where it should go, never in both or none.
+-- include promote_page
+-- include bury
+local root, group, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local now, settled, buried, returned = clock(), 0, 0, 0
+local trial = redis.call('HGET', root .. ':trial', me)
+for i = 8, #ARGV, 2 do
+  local step, id = ARGV[i], ARGV[i + 1]
+  local stream = root .. ':s:' .. step
+  local p = redis.pcall('XPENDING', stream, group, id, id, 1, me)
+  if not p.err and p[1] then
+    local count = p[1][4]
+    settled = settled + 1
+    if trial and string.find(trial, step .. '|' .. id .. '|', 1, true) == 1 then redis.call('HDEL', root .. ':trial', me) end
+    if mode == 'dead' then
+      bury(root, group, step, id, count, ARGV[5], me, ARGV[6], ARGV[7], now)
+      buried = buried + 1
+    elseif mode ~= 'back' and limit > 0 and count >= limit then
+      bury(root, group, step, id, count, 'delivery limit of ' .. limit .. ' reached: rejected with requeue', me,
+           ARGV[6], ARGV[7], now)
+      buried = buried + 1
+    elseif mode == 'later' then
+      local e = redis.call('XRANGE', stream, id, id)[1]
+      if e and e[2][1] == 'm' then
+        redis.call('ZADD', root .. ':delay', string.format('%.0f', now + ARGV[5]),
+                   '\n' .. id .. '\n' .. step .. '\n' .. count .. '\n' .. e[2][2])
+      end
+      redis.call('XACK', stream, group, id)
+      redis.call('XDEL', stream, id)
+    else
+      if mode == 'back' then count = math.max(0, count - 1) end
+      local to = (limit > 0 and count >= limit - 1) and '~last' or '~free'
+      redis.call('XCLAIM', stream, group, to, 0, id, 'RETRYCOUNT', count, 'JUSTID')
+      returned = returned + 1
+    end
+  end
+end
+if returned > 0 then
+  -- under OOM the mark fails; consumers look without it from time to time
+  redis.pcall('SET', root .. ':back', '1')
+  redis.pcall('RPUSH', root .. ':bell', '1')
+  local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[8])
+  if ttl > 0 then
+    redis.call('PEXPIRE', root .. ':back', ttl)
+    redis.call('PEXPIRE', root .. ':bell', ttl)
+  end
+end
+return {settled, buried}

@@ -1,0 +1,171 @@
+-- take: hand out up to n messages of some queues to one holder, in strict order of priority steps within a queue:
+-- last-chance and handed-back ones first, then new ones. Promotes what is due.
+-- KEYS: roots of the queues in the order to serve them; all keys of a queue start with its root and share its slot
+-- ARGV: 1 group, 2 holder, 3 no-ack 0/1, 4 look for handed-back ones even without their mark 0/1,
+--       5 how long (ms) a strict trial keeps other messages from the holder, 6 count of steps, then the steps,
+--       then for each queue: delivery limit or 0, message TTL in ms or 0; last: n
+-- Returns: {ms until the next delayed message is due or -1, entries...}; an entry is
+--   {queue number, step, id, count, came back 0/1, fields}, or {queue number, error text} for a queue that failed.
+-- Crash: before it nothing is handed out; after it the holder has them, and its lease or death gives them back.
+-- include promote_page
+local group, me, noack = ARGV[1], ARGV[2], ARGV[3] == '1'
+local steps, n = tonumber(ARGV[6]), tonumber(ARGV[#ARGV])
+local out, due, now = {-1}, -1, clock()
+
+-- the group is made where it is missing, always from the first entry on: after FLUSHALL, a failover to an empty
+-- replica or a deleted stream nothing is skipped
+local function grouped(stream, call)
+  local r = call()
+  if type(r) == 'table' and r.err then
+    if not string.find(r.err, 'NOGROUP') then return nil, r.err end
+    redis.call('XGROUP', 'CREATE', stream, group, '0')
+    r = call()
+    if type(r) == 'table' and r.err then return nil, r.err end
+  end
+  return r
+end
+
+local function pending(stream, count, who)
+  return grouped(stream, function() return redis.pcall('XPENDING', stream, group, '-', '+', count, who) end) or {}
+end
+
+local function held(root)
+  for s = 1, steps do
+    local stream = root .. ':s:' .. ARGV[6 + s]
+    if redis.call('EXISTS', stream) == 1 and #pending(stream, 1, me) > 0 then return true end
+  end
+  return false
+end
+
+for q = 1, #KEYS do
+  local root = KEYS[q]
+  local limit, ttl = tonumber(ARGV[5 + steps + 2 * q]), tonumber(ARGV[6 + steps + 2 * q])
+  local bell, back, trials = root .. ':bell', root .. ':back', root .. ':trial'
+  local wait = next_due(root, now)
+  if wait == 0 then
+    promote_page(root, now, 100)
+    wait = next_due(root, now)
+  end
+  if wait >= 0 and (due < 0 or wait < due) then due = wait end
+
+  local slow, trial, strict, given = false, false, false, 0
+  if ARGV[4] == '1' or redis.call('EXISTS', back, trials) > 0 then
+    slow = true
+    trial = redis.call('HGET', trials, me)
+    if trial then
+      local step, id, until_ms = string.match(trial, '^(%d+)|([^|]+)|(%d+)$')
+      local p = step and redis.pcall('XPENDING', root .. ':s:' .. step, group, id, id, 1, me)
+      if not p or p.err or #p == 0 then
+        redis.call('HDEL', trials, me)
+        trial = false
+      elseif tonumber(until_ms) > now then
+        strict = true
+      end
+    end
+  end
+
+  local function emit(step, e, count, came_back)
+    local fields = e[2]
+    if fields[1] == 'm' and ((fields[3] == 'x' and tonumber(fields[4]) <= now)
+        or (ttl > 0 and now - tonumber(string.match(e[1], '^%d+')) >= ttl)) then
+      redis.call('XACK', root .. ':s:' .. step, group, e[1])
+      redis.call('XDEL', root .. ':s:' .. step, e[1])
+      return
+    end
+    if fields[3] == 'c' and not came_back then
+      -- deliveries before a delayed requeue count too
+      count = tonumber(fields[4]) + 1
+      redis.call('XCLAIM', root .. ':s:' .. step, group, me, 0, e[1], 'RETRYCOUNT', count, 'JUSTID')
+    end
+    out[#out + 1] = {q, step, e[1], count, came_back and 1 or 0, fields}
+    n, given = n - 1, given + 1
+    if noack then
+      redis.call('XACK', root .. ':s:' .. step, group, e[1])
+      redis.call('XDEL', root .. ':s:' .. step, e[1])
+    end
+  end
+
+  local function reclaimed(stream, step, rows)
+    local ids, counts, found = {}, {}, {}
+    for i = 1, #rows do
+      ids[i] = rows[i][1]
+      counts[rows[i][1]] = rows[i][4]
+    end
+    for _, e in ipairs(redis.call('XCLAIM', stream, group, me, 0, unpack(ids))) do
+      if e and e[2] then
+        found[e[1]] = true
+        emit(step, e, counts[e[1]] + 1, true)
+      end
+    end
+    -- Redis 6.2 keeps deleted entries pending for ever
+    for i = 1, #ids do
+      if not found[ids[i]] then redis.call('XACK', stream, group, ids[i]) end
+    end
+  end
+
+  local failed
+  if not strict then
+    for s = 1, steps do
+      if n <= 0 then break end
+      local step = ARGV[6 + s]
+      local stream = root .. ':s:' .. step
+      if redis.call('EXISTS', stream) == 1 then
+        if slow then
+          if not trial then
+            local row = pending(stream, 1, '~last')[1]
+            local alone = row and limit > 0 and row[4] >= limit
+            if row and not (alone and (given > 0 or held(root))) then
+              local before = given
+              reclaimed(stream, step, {row})
+              if given > before and limit > 0 and not noack then
+                local free_at = alone and now + tonumber(ARGV[5]) or 0
+                redis.call('HSET', trials, me, step .. '|' .. row[1] .. '|' .. string.format('%.0f', free_at))
+                trial = true
+                if alone then break end
+              end
+            end
+          end
+          while n > 0 do
+            local rows = pending(stream, math.min(n, 500), '~free')
+            if #rows == 0 then break end
+            reclaimed(stream, step, rows)
+          end
+        end
+        while n > 0 do
+          local asked = math.min(n, 500)
+          local r, err = grouped(stream, function()
+            return redis.pcall('XREADGROUP', 'GROUP', group, me, 'COUNT', asked, 'STREAMS', stream, '>')
+          end)
+          if err then failed = err end
+          if not r then break end
+          local entries = r[1][2]
+          for i = 1, #entries do emit(step, entries[i], 1, false) end
+          if #entries < asked then break end
+        end
+      end
+    end
+    if failed then
+      out[#out + 1] = {q, failed}
+    elseif n > 0 then
+      redis.call('DEL', bell)
+      if slow and not trial then
+        local left = false
+        for s = 1, steps do
+          local stream = root .. ':s:' .. ARGV[6 + s]
+          if redis.call('EXISTS', stream) == 1 and (#pending(stream, 1, '~last') > 0 or #pending(stream, 1, '~free') > 0) then
+            left = true
+          end
+        end
+        if not left then redis.call('DEL', back) end
+      end
+    elseif redis.call('LLEN', bell) < 1 then
+      -- the next idle consumer looks whether there is more; under OOM it does so at its own time
+      redis.pcall('RPUSH', bell, '1')
+      local ttl_ms = redis.call('PTTL', root .. ':s:' .. ARGV[7])
+      if ttl_ms > 0 then redis.call('PEXPIRE', bell, ttl_ms) end
+    end
+  end
+  if n <= 0 then break end
+end
+out[1] = due
+return out

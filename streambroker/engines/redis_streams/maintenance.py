@@ -1,0 +1,282 @@
+"""What the keeper does for the Redis Streams engine, in its own thread on its own connections: signs of life, the look
+for the dead, reclaiming, promoting, settlements that nobody sends, and entries whose delivery never arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import StoreConnectionError, StoreError
+from ...keeper import Keeper
+from .holder import Mark
+from .keys import FREE, GROUP, LAST, ONCE
+from .resp import ReplyError, pack
+from .scripts import script
+from .settles import Settle
+
+if TYPE_CHECKING:
+    from .engine import RedisStreamsEngine
+
+logger = logging.getLogger(__name__)
+
+#: between two looks: a sign of life, and the two observations that prove a death
+LOOK = 2.0
+#: entries in one script call, some milliseconds of the server's time
+PAGE = 500
+#: a settlement that waits longer than this is sent by the keeper
+STALE = 0.1
+#: how often groups are searched for holders that nobody knows
+ORPHANS = 300.0
+
+
+class Maintenance:
+    """Runs from the first consumer of an engine to its close. Its state belongs to the keeper's thread, except for
+    the wishes that other threads leave in it, each one assignment."""
+
+    def __init__(self, engine: RedisStreamsEngine) -> None:
+        self._engine = engine
+        self._commands = engine.make_commands(patience=0.5, timeout=engine.settings.visibility_timeout / 3)
+        self._alive = engine.make_link()
+        self._alive_name = ""
+        self._alive_retry = 0.0
+        self.keeper = Keeper(self._turn, lambda: [self._alive.fileno()])
+        self._next_look = 0.0
+        self._next_orphans = 0.0
+        self._next_full_check = 0.0
+        self._doubts: dict[str, float] = {}
+        self._unknown: dict[tuple[str, str, int], float] = {}
+        #: earliest due time of delayed messages that this process knows of, by queue
+        self.due: dict[str, float] = {}
+        #: queues whose dead letters may have to go elsewhere
+        self.buried: set[str] = set()
+        self._trouble = 0
+
+    def start(self) -> None:
+        self.keeper.start()
+
+    def doubt(self, queue: str) -> None:
+        """Something of `queue` may have been handed to this process and never arrived."""
+        self._doubts[queue] = time.monotonic()
+        self.keeper.wake_within(0.3)
+
+    def expect_due(self, queue: str, when: float) -> None:
+        known = self.due.get(queue)
+        if known is None or when < known - 0.001:
+            self.due[queue] = when
+            self.keeper.wake_within(max(0.0, when - time.monotonic()))
+
+    # ------------------------------------------------------------------ the turn
+    def _turn(self) -> float:
+        try:
+            pause = self._work(time.monotonic())
+            if self._trouble:
+                self._trouble = 0
+                self._engine.report("the keeper works again", calm=True)
+            return pause
+        except (StoreConnectionError, StoreError) as error:
+            self._trouble += 1
+            self._next_look = 0.0
+            self._engine.report(f"the keeper cannot renew leases now: {error}")
+            return min(0.1 * self._trouble, 1.0)
+
+    def _work(self, now: float) -> float:
+        self._watch_alive(now)
+        if now >= self._next_look:
+            self._next_look = now + LOOK
+            self._look()
+        self._promote(now)
+        self._flush_stale(now)
+        self._check_doubts(now)
+        if self.buried:
+            self._engine.forward_buried(self.buried.pop())
+        if now >= self._next_orphans:
+            self._next_orphans = now + ORPHANS
+            self._reclaim_orphans()
+        return self._pause(time.monotonic())
+
+    def _pause(self, now: float) -> float:
+        times = [self._next_look, self._next_orphans, *self.due.values()]
+        if self._engine.oldest_settle() is not None:
+            times.append(now + STALE)
+        times += [self._next_check(queue, since, now) for queue, since in self._doubts.items()]
+        if not self._alive.is_open:
+            times.append(max(self._alive_retry, now))
+        return max(0.0, min(times) - now)
+
+    # ------------------------------------------------------------------ life and death
+    def _watch_alive(self, now: float) -> None:
+        """Stay subscribed to the own channel; after a lost connection renew at once, the subscription was the proof of
+        life."""
+        name = self._engine.holder.name
+        try:
+            if self._alive.is_open and self._alive_name == name:
+                self._alive.poll()
+                return
+        except StoreConnectionError:
+            self._next_look = 0.0
+        if now < self._alive_retry:
+            return
+        self._alive_retry = now + 0.2
+        self._alive.close()
+        self._alive.open()
+        self._alive.call("SUBSCRIBE", self._engine.keys.alive(name))
+        self._alive_name = name
+
+    def _look(self) -> None:
+        engine = self._engine
+        known, _, gone, expired = self._commands.run(engine.look_command())
+        if not known:
+            self._reborn()
+            return
+        for holder, info in zip(gone[::2], gone[1::2], strict=True):
+            self._reclaim(holder.decode(), info.decode())
+        for queue in expired:
+            engine.transient_expired(queue.decode("utf-8", "surrogateescape"), self._commands)
+
+    def _reborn(self) -> None:
+        """This process was declared gone: it was silent for a lease, or the registry was lost. Under a new name it
+        keeps what nobody has taken yet."""
+        engine = self._engine
+        old, new = engine.holder.rename()
+        engine.register(self._commands)
+        logger.warning("this worker was taken for gone (its lease ended while it was silent); it goes on as %s", new)
+        self._adopt(old, new)
+        for queue in engine.consumed():
+            self._doubts[queue] = time.monotonic()
+
+    def _adopt(self, old: str, new: str) -> None:
+        streams: dict[tuple[str, int], list[str]] = {}
+        mine = {(delivery.queue, delivery.id): delivery for delivery in self._engine.holder.mine()}
+        for queue, key in mine:
+            step, _, entry = key.partition(":")
+            streams.setdefault((queue, int(step)), []).append(entry)
+        for (queue, step), entries in streams.items():
+            own: set[str] = set()
+            for start in range(0, len(entries), PAGE):
+                reply = self._commands.script("adopt", [self._engine.keys.stream(queue, step)], GROUP, old, new,
+                                              *entries[start:start + PAGE])
+                own.update(entry.decode() for entry in reply)
+            for entry in entries:
+                if entry not in own:
+                    mine[queue, f"{step}:{entry}"].lost = True
+
+    def _reclaim(self, holder: str, info: str) -> None:
+        try:
+            queues = [str(queue) for queue in json.loads(info)["queues"]]
+        except (ValueError, KeyError, TypeError):
+            queues = self._engine.consumed()
+        for queue in queues:
+            self._reclaim_queue(queue, holder)
+        self._commands.script("forget", self._engine.gone_keys(), holder)
+
+    def _reclaim_queue(self, queue: str, holder: str) -> None:
+        engine = self._engine
+        moved = buried = 0
+        while True:
+            m, b, left = self._commands.run(engine.reclaim_command(queue, holder, PAGE, counted=True))
+            moved, buried = moved + m, buried + b
+            if not left:
+                break
+        if buried:
+            self.buried.add(queue)
+        if moved:
+            logger.warning("worker %s is gone: %d messages of queue %s go to others%s", holder, moved - buried, queue,
+                           f", {buried} to the dead letters" if buried else "")
+
+    def _reclaim_orphans(self) -> None:
+        """Holders that own entries and are in no registry: a reclaimer died between verdict and work, or someone
+        removed the registry by hand."""
+        engine = self._engine
+        queues = engine.consumed()
+        workers = {name.decode() for name in self._commands.call("HKEYS", engine.workers_key)}
+        places = [engine.keys.stream(queue, step) for queue in queues for step in engine.steps]
+        replies = self._commands.many([pack("XINFO", "CONSUMERS", place, GROUP) for place in places])
+        gone: dict[str, set[str]] = {}
+        for number, reply in enumerate(replies):
+            for row in reply if not isinstance(reply, ReplyError) else ():
+                name = row[row.index(b"name") + 1].decode()
+                if name not in workers and name not in (FREE, LAST, ONCE) and name != engine.holder.name:
+                    gone.setdefault(name, set()).add(queues[number // len(engine.steps)])
+        for name, held in gone.items():
+            for queue in held:
+                self._reclaim_queue(queue, name)
+
+    # ------------------------------------------------------------------ time
+    def _promote(self, now: float) -> None:
+        for queue, when in list(self.due.items()):
+            if when > now:
+                continue
+            self.due.pop(queue, None)
+            while True:
+                moved, wait = self._commands.script("promote", [self._engine.keys.root(queue)], 200)
+                if moved < 200:
+                    break
+            if wait >= 0:
+                self.due[queue] = time.monotonic() + wait / 1000
+
+    # ------------------------------------------------------------------ settlements and lost answers
+    def _flush_stale(self, now: float) -> None:
+        for consumer in self._engine.consumers_open():
+            if len(consumer.outbox) and now - consumer.driven > STALE:
+                self.flush(consumer.outbox.take(), consumer)
+
+    def flush(self, batch: list[Settle], consumer: object) -> None:
+        self._engine.send_settles(batch, self._commands, consumer)
+
+    @staticmethod
+    def _next_check(queue: str, since: float, now: float) -> float:
+        """Answers that went nowhere show soon; a server that still believes in a dead connection ends its wait within
+        the block time."""
+        age = now - since
+        return since + (0.2 if age < 0.2 else 1.0 if age < 1.0 else 2.5 if age < 2.5 else 8.0 if age < 8.0 else 20.0)
+
+    def _check_doubts(self, now: float) -> None:
+        lease = self._engine.settings.visibility_timeout
+        if now >= self._next_full_check:
+            self._next_full_check = now + max(lease, 10.0)
+            for queue in self._engine.consumed():
+                self._doubts.setdefault(queue, now - 10.0)
+        for queue, since in list(self._doubts.items()):
+            self._find_unknown(queue, now)
+            if now - since > 20.0:
+                self._doubts.pop(queue, None)
+
+    def _find_unknown(self, queue: str, now: float) -> None:
+        """Entries that the store has under our name and that no consumer here knows, in two looks some time apart:
+        their answer was lost with a connection. They go back, counted, so that a late answer is told from a new one."""
+        engine = self._engine
+        for name in [engine.holder.name, *engine.holder.old_names]:
+            rows = self._commands.run(script("held").call([engine.keys.root(queue)], GROUP, name, 1000, *engine.steps))
+            back = []
+            for step, entry, count in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+                key = f"{int(step)}:{entry.decode()}"
+                known = engine.holder.held.get((queue, key))
+                if known is not None and not (isinstance(known, Mark) and known.count):
+                    continue
+                first = self._unknown.setdefault((queue, key, count), now)
+                if now - first >= 0.7 and engine.holder.take_unknown(queue, key, count):
+                    back.append(Settle("nack", queue, key, name))
+                    self._unknown.pop((queue, key, count), None)
+            if back:
+                logger.info("%d messages of queue %s never arrived here: given back", len(back), queue)
+                self.flush(back, None)
+        for seen, first in list(self._unknown.items()):
+            if now - first > 60:
+                self._unknown.pop(seen, None)
+        for name, since in list(engine.holder.old_names.items()):
+            if now - since > 60:
+                engine.holder.old_names.pop(name, None)
+
+    # ------------------------------------------------------------------ end
+    def stop(self) -> None:
+        self.keeper.stop()
+        self._alive.close()
+        self._commands.close()
+
+    def after_fork(self) -> None:
+        self.keeper.after_fork()
+        self._alive.abandon()
+        self._commands.after_fork()

@@ -1,0 +1,116 @@
+"""What a consumer asks the store for, as prepared commands, and the answer as deliveries."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ...message import Delivery, Message
+from .keys import GROUP, ONCE
+from .publisher import decode
+from .resp import pack_words
+from .scripts import script
+
+if TYPE_CHECKING:
+    from .consumer import RedisConsumer
+    from .engine import RedisStreamsEngine
+
+logger = logging.getLogger(__name__)
+
+#: beyond this many queues the turn does not change with every take: preparing it would cost more than it brings
+ROTATED = 32
+
+
+class TakePlan:
+    """The queues of one consumer, in their order, and the prepared takes over them."""
+
+    def __init__(self, engine: RedisStreamsEngine, no_ack: bool) -> None:
+        self._engine = engine
+        self._no_ack = no_ack
+        self.queues: list[str] = []
+        self.bells: list[str] = []
+        self._turn = 0
+        self._prepared: dict[tuple[int, bool], tuple[bytes, list[str]]] = {}
+        self._epoch = -1
+        self._refresh: list[tuple[float, bytes]] = []
+        self._next_refresh = 0.0
+
+    def add(self, queue: str) -> None:
+        self.queues = [*self.queues, queue]
+        self._changed()
+
+    def discard(self, queue: str) -> None:
+        self.queues = [name for name in self.queues if name != queue]
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._engine.settings.queue_order_strategy == "sorted":
+            self.queues.sort()
+        self.bells = [self._engine.keys.bell(queue) for queue in self.queues]
+        self._prepared.clear()
+        self._refresh = self._engine.refreshes(self.queues)
+        self._next_refresh = 0.0
+
+    def refresh(self, now: float) -> list[bytes]:
+        """Commands that keep transient queues in being, when they are due."""
+        if not self._refresh or now < self._next_refresh:
+            return []
+        self._next_refresh = now + min(pause for pause, _ in self._refresh)
+        return [data for _, data in self._refresh]
+
+    def take(self, count: int, look: bool) -> tuple[bytes, list[str]]:
+        """The packed command, and the queues by their number in its answer."""
+        if self._epoch != self._engine.holder.epoch:
+            self._epoch = self._engine.holder.epoch
+            self._prepared.clear()
+        turn = 0
+        if self._engine.settings.queue_order_strategy == "round_robin" and 1 < len(self.queues) <= ROTATED:
+            turn = self._turn = (self._turn + 1) % len(self.queues)
+        head, queues = self._prepared.get((turn, look)) or self._prepare(turn, look)
+        number = b"%d" % count
+        return b"%b$%d\r\n%b\r\n" % (head, len(number), number), queues
+
+    def _prepare(self, turn: int, look: bool) -> tuple[bytes, list[str]]:
+        engine = self._engine
+        queues = self.queues[turn:] + self.queues[:turn]
+        steps = engine.steps
+        words: list[Any] = [GROUP, ONCE if self._no_ack else engine.holder.name, int(self._no_ack), int(look),
+                            int(engine.settings.visibility_timeout * 1000), len(steps), *steps]
+        for queue in queues:
+            words += [0 if self._no_ack else engine.limit_of(queue), engine.ttl_of(queue)]
+        count, packed = script("take").prepared([engine.keys.root(queue) for queue in queues], *words)
+        self._prepared[turn, look] = result = (b"*%d\r\n" % (count + 1) + packed, queues)
+        return result
+
+
+def to_deliveries(engine: RedisStreamsEngine, consumer: RedisConsumer, queues: list[str],
+                  reply: list[Any]) -> list[Delivery]:
+    """Deliveries of a take's answer. Entries that are none of ours become dead letters, those of a queue that is not
+    consumed any more go back."""
+    deliveries: list[Delivery] = []
+    for row in reply[1:]:
+        queue = queues[row[0] - 1]
+        if len(row) == 2:
+            engine.report(f"queue {queue!r} cannot be read: {row[1].decode(errors='replace')}")
+            continue
+        _, step, entry, count, back, fields = row
+        entry_id = f"{step.decode()}:{entry.decode()}"
+        try:
+            if fields[0] != b"m":
+                raise ValueError("no message field")
+            head, body = decode(fields[1])
+        except ValueError as error:
+            broken = Delivery(queue, entry_id, Message(b""), count)
+            logger.warning("entry %s of queue %s is no message (%s): dead letter", broken.id, queue, error)
+            consumer.dead_letter(broken, f"not a message: {error}")
+            continue
+        delivery = Delivery(queue, entry_id, Message(body, head, "", int(step)), count, back == 1)
+        if not consumer.no_ack:
+            if not engine.holder.hold(delivery):
+                continue
+            consumer.held[queue, delivery.id] = delivery
+        if queue in consumer.queues:
+            deliveries.append(delivery)
+        else:
+            consumer.hand_back([delivery])
+    return deliveries

@@ -1,0 +1,87 @@
+"""One real OS thread for what must go on while tasks compute, loops are blocked and pools join: renewing leases,
+promoting due messages, taking over from the dead, and sending what nobody else sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
+
+from .real import Wakeup, original, start_thread
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Calls `turn` again and again in its own thread; `turn` returns the seconds until its next call. Between calls it
+    waits for that time, for a `wake`, or for one of `sources()` to be readable. Exceptions of `turn` are logged and the
+    thread goes on. Start it once; `stop` ends it; in a forked child it does not run."""
+
+    def __init__(self, turn: Callable[[], float], sources: Callable[[], Sequence[int]] = tuple) -> None:
+        self._turn = turn
+        self._sources = sources
+        self._wakeup = Wakeup()
+        self._running = False
+        self._ended = False
+        #: monotonic time of the next turn
+        self.next_turn = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    def start(self) -> None:
+        if not self._running:
+            self._running, self._ended = True, False
+            start_thread(self._run)
+
+    def wake(self) -> None:
+        """Have a turn at once. From any thread."""
+        self._wakeup.set()
+
+    def wake_within(self, seconds: float) -> None:
+        """Have a turn within that time."""
+        if self.next_turn > time.monotonic() + seconds:
+            self.next_turn = 0.0
+            self._wakeup.set()
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """End the thread and wait for its end, at most `timeout` seconds."""
+        if not self._running:
+            return
+        self._running = False
+        self._wakeup.set()
+        deadline = time.monotonic() + timeout
+        while not self._ended and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def _run(self) -> None:
+        try:
+            while self._running:
+                try:
+                    pause = self._turn()
+                except Exception:
+                    logger.exception("the keeper's turn failed; it goes on")
+                    pause = 1.0
+                self.next_turn = time.monotonic() + pause
+                self._wait(pause)
+        finally:
+            self._ended = True
+
+    def _wait(self, pause: float) -> None:
+        fds = [self._wakeup.fileno(), *(fd for fd in self._sources() if fd >= 0)]
+        if hasattr(select, "poll"):
+            poll = original("select", "poll")()
+            for fd in fds:
+                poll.register(fd, select.POLLIN)
+            poll.poll(max(0, int(pause * 1000) + 1))
+        else:
+            original("select", "select")(fds, [], [], max(0.0, pause))
+        self._wakeup.clear()
+
+    def after_fork(self) -> None:
+        self._wakeup.close()
+        self._wakeup = Wakeup()
+        self._running = False

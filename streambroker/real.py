@@ -1,0 +1,69 @@
+"""Real OS threads and locks, also where gevent or eventlet has replaced `threading`.
+
+A patched thread is a greenlet: it stops while a task computes, and with it the renewal of leases.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def original(module: str, name: str) -> Any:
+    """`module.name` as it was before any patching."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return gevent.get_original(module, name)
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return getattr(eventlet.original(module), name)
+    return getattr(import_module(module), name)
+
+
+def start_thread(target: Callable[[], None]) -> int:
+    """Run `target` in a new OS thread that does not keep the process alive; its identifier."""
+    start: Callable[[Callable[[], None], tuple[()]], int] = original("_thread", "start_new_thread")
+    return start(target, ())
+
+
+def make_lock() -> _thread.LockType:
+    """A lock between OS threads. Under gevent or eventlet hold it for moments only: it stops the whole loop."""
+    lock: _thread.LockType = original("_thread", "allocate_lock")()
+    return lock
+
+
+class Wakeup:
+    """A pipe that wakes a select from any thread or greenlet. `set` never blocks."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def set(self) -> None:
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # closed meanwhile: nobody waits any more
+
+    def clear(self) -> None:
+        try:
+            while os.read(self._reader, 4096) == b"\0" * 4096:
+                pass
+        except (BlockingIOError, OSError):
+            pass
+
+    def close(self) -> None:
+        for fd in (self._reader, self._writer):
+            if fd >= 0:
+                os.close(fd)
+        self._reader = self._writer = -1
