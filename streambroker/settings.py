@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,7 +115,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
             if isinstance(value, bool):
                 raise ValueError("not a number")
             value = kind(value)
-    except (TypeError, ValueError) as error:
+            if not math.isfinite(value):
+                raise ValueError("not a finite number")
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"option {field.name}: {value!r} cannot be used ({error})") from error
     if choices and value not in choices:
         raise ConfigurationError(f"option {field.name}: {value!r} is none of {', '.join(choices)}")
