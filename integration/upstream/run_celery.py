@@ -1,0 +1,45 @@
+"""Celery's own integration suite against our URL, one module a process as Celery's CI does.
+
+    pip install '.[upstream]'
+    python -m integration.upstream.run_celery
+    python -m integration.upstream.run_celery --module test_tasks --module test_inspect
+    python -m integration.upstream.run_celery --scheme redis --module test_canvas -- -k chord
+
+All of it takes half an hour, most of that test_canvas. Exit status 1 when something failed that EXPECTED does not name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from integration.upstream.suite import Result, arranged, parser, print_summary, run_pytest
+
+#: test -> why it cannot pass
+EXPECTED: dict[str, str] = {}
+
+
+def main() -> int:
+    options = parser(__doc__ or "")
+    options.add_argument("--module", action="append", metavar="NAME", help="only this module; may be repeated")
+    chosen = options.parse_args()
+    results: list[Result] = []
+    with arranged("celery", chosen.server) as (folder, broker, backend):
+        (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    flaky\n    timeout\n    amqp\n")
+        names = sorted(path.stem for path in (folder / "t" / "integration").glob("test_*.py"))
+        if chosen.list:
+            print(*names, sep="\n")
+            return 0
+        environment = {
+            "TEST_BROKER": broker.url(chosen.scheme), "TEST_BACKEND": backend.url("redis"),
+            "REDIS_HOST": backend.host, "REDIS_PORT": str(backend.port), "WORKER_LOGLEVEL": "INFO"}
+        for name in chosen.module or names:
+            results.append(run_pytest(name, ["-p", "celery.contrib.pytest", f"t/integration/{name}.py", *chosen.pytest],
+                                      folder, environment))
+            for server in (broker, backend):
+                with server.client() as client:
+                    client.flushall()
+    return print_summary(results, EXPECTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
