@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -129,15 +130,15 @@ def _require(queue: str, absent: Sequence[str]) -> None:
 
 def _print_details(dead: DeadLetter, details: dict[str, object]) -> None:
     lines = {
-        "queue": dead.queue, "id": dead.id, "task": records.task(dead.message), "task id": dead.message.id,
+        "queue": dead.queue, "id": dead.id, "task": records.task(dead.message), "task id": records.job(dead.message),
         "reason": dead.reason, "deliveries": dead.count, "published": moment(dead.first),
         "died": f"{moment(dead.last)} ({age(dead.last - dead.first)} later)", "last holder": dead.holder or "-",
         "priority": dead.message.priority, "size": f"{len(dead.message.body)} bytes"}
     for name, value in lines.items():
         print(f"{name + ':':<13}{plain(str(value))}")
-    print("\nheaders")
-    for name, value in sorted(dead.message.headers.items()):
-        print(f"  {plain(name)}: {plain(str(value))}")
+    print("\nhead")
+    for line in json.dumps(dead.message.headers, indent=2, ensure_ascii=False).splitlines():
+        print(f"  {plain(line)}")
     for name, value in sorted(dead.fields.items()):
         print(f"  {plain(name)}: {plain(value.decode(errors='backslashreplace'))}")
     body = "body" if "body" in details else "body_base64"

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from ..engine import Inspector
+from ..errors import StoreError
 from ..message import QueueStats
 from . import records
-from .failures import OK
+from .failures import OK, CommandError
 from .options import known_queues, open_inspector, wants_json
 from .output import age, plain, print_json, print_table
 from .parsing import Commands, add_command
@@ -32,12 +33,14 @@ def add(commands: Commands) -> None:
 
 def run_queues(args: argparse.Namespace) -> int:
     with open_inspector(args) as inspector:
-        found = [inspector.stats(name) for name in known_queues(inspector, args.names)]
+        found, failed = _stats(inspector, known_queues(inspector, args.names))
         shown = [stats for stats in found if args.all or args.names or stats.durable]
         if wants_json(args):
             print_json([_record(inspector, stats, args.deliveries) for stats in shown])
         else:
             _print_queues(inspector, shown, len(found) - len(shown), args.deliveries)
+    if failed:
+        raise CommandError("; ".join(f"queue {plain(name)!r}: {error}" for name, error in failed.items()))
     return OK
 
 
@@ -53,6 +56,17 @@ def run_workers(args: argparse.Namespace) -> int:
                         [(worker.holder, worker.host, worker.pid, age(worker.lease), age(worker.seen),
                           ", ".join(worker.queues)) for worker in workers])
     return OK
+
+
+def _stats(inspector: Inspector, names: Sequence[str]) -> tuple[list[QueueStats], dict[str, StoreError]]:
+    """A queue that cannot be read, for a foreign key in its place, costs no other."""
+    found, failed = [], {}
+    for name in names:
+        try:
+            found.append(inspector.stats(name))
+        except StoreError as error:
+            failed[name] = error
+    return found, failed
 
 
 def _record(inspector: Inspector, stats: QueueStats, deliveries: bool) -> dict[str, object]:

@@ -22,7 +22,7 @@ def worker_record(worker: Worker) -> dict[str, Any]:
 
 
 def dead_record(dead: DeadLetter) -> dict[str, Any]:
-    return {"id": dead.id, "queue": dead.queue, "message_id": dead.message.id, "type": task(dead.message),
+    return {"id": dead.id, "queue": dead.queue, "message_id": job(dead.message), "type": task(dead.message),
             "delivery_count": dead.count, "reason": dead.reason, "first": dead.first, "last": dead.last,
             "holder": dead.holder, "size": len(dead.message.body)}
 
@@ -35,7 +35,7 @@ def dead_details(dead: DeadLetter) -> dict[str, Any]:
 
 
 def delayed_record(waiting: Delayed) -> dict[str, Any]:
-    return {"id": waiting.id, "queue": waiting.queue, "message_id": waiting.message.id, "type": task(waiting.message),
+    return {"id": waiting.id, "queue": waiting.queue, "message_id": job(waiting.message), "type": task(waiting.message),
             "due": waiting.due, "size": len(waiting.message.body)}
 
 
@@ -43,6 +43,16 @@ def task(message: Message) -> str:
     """The task's name, as the adapter wrote it for people."""
     name = message.headers.get("type")
     return name if isinstance(name, str) else ""
+
+
+def job(message: Message) -> str:
+    """The framework's id of the job: the message's own, or what its head says. Engines keep it in the head alone."""
+    if message.id:
+        return message.id
+    head = message.headers
+    parts = [(head, "id"), (head.get("headers"), "id"), (head.get("properties"), "correlation_id")]
+    found = (part.get(name) for part, name in parts if isinstance(part, dict))
+    return next((name for name in found if isinstance(name, str) and name), "")
 
 
 def _content(name: str, body: bytes) -> dict[str, str]:

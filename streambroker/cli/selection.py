@@ -16,12 +16,12 @@ BATCH = 200
 
 def named(id: str, message: Message, wanted: Collection[str]) -> bool:
     """Whether the store's id or the framework's id of the job is among `wanted`."""
-    return id in wanted or bool(message.id) and message.id in wanted
+    return id in wanted or records.job(message) in wanted
 
 
 def missing(wanted: Sequence[str], found: Iterable[DeadLetter | Delayed]) -> list[str]:
     """Those of `wanted` that no message of `found` answers to."""
-    have = {name for each in found for name in (each.id, each.message.id)}
+    have = {name for each in found for name in (each.id, records.job(each.message))}
     return [name for name in wanted if name not in have]
 
 

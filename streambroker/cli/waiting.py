@@ -49,7 +49,7 @@ def run_ls(args: argparse.Namespace) -> int:
         print("nothing waits")
     else:
         print_table(("QUEUE", "DUE", "TASK", "TASK ID", "ID"),
-                    [(each.queue, moment(each.due), records.task(each.message), each.message.id, each.id)
+                    [(each.queue, moment(each.due), records.task(each.message), records.job(each.message), each.id)
                      for each in waiting])
     return OK
 
