@@ -25,3 +25,12 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _register() -> None:
+    from .kombu.register import register
+
+    register()
+
+
+_register()

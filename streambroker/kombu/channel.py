@@ -1,0 +1,327 @@
+"""The channel: Kombu's verbs on the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import NotFound, RecoverableConnectionError
+from amqp.protocol import queue_declare_ok_t
+from kombu.transport import base
+from kombu.utils.uuid import uuid
+
+from ..errors import StoreConnectionError, StreambrokerError
+from ..message import Delivery
+from .batch import PublishBatch
+from .deadletters import reason_for, undecodable_head
+from .feeds import Intake, Listener
+from .message import Message
+from .qos import QoS, Settler
+from .queues import declare
+from .routing import Binding, Exchange, live_pattern
+
+if TYPE_CHECKING:
+    from .transport import Transport
+
+logger = logging.getLogger(__name__)
+
+
+class Channel(base.StdChannel):
+    """One channel of a connection. Publishing and settling are free for all threads and greenlets; the rest belongs to
+    one at a time, as everywhere in Kombu. Raises the errors of `failures`."""
+
+    supports_batch_publish = True
+    prepare_queue_arguments = staticmethod(base.to_rabbitmq_queue_arguments)
+
+    def __init__(self, connection: Transport, channel_id: int) -> None:
+        self.connection: Transport | None = connection
+        self.channel_id = channel_id
+        self.closed = False
+        self.flowing = True
+        self.shared = connection.shared
+        self.qos = QoS(self)
+        self.no_ack_consumers: set[str] = set()
+        #: `basic_return` callbacks of producers that publish with `mandatory=True`
+        self.events: defaultdict[str, set[Callable[..., Any]]] = defaultdict(set)
+        self.credit_freed = connection.wakeup.set_if_waited_for
+        self._listeners: dict[str, Listener] = {}
+        self._intakes: dict[bool, Intake] = {}
+        self._cancelled: set[str] = set()
+
+    # Exchanges and bindings
+
+    def exchange_declare(self, exchange: str | None = None, type: str | None = "direct", durable: bool = False,
+                         auto_delete: bool = False, arguments: Mapping[str, Any] | None = None, nowait: bool = False,
+                         passive: bool = False, **kwargs: Any) -> None:
+        name = exchange or f"amq.{type or 'direct'}"
+        if passive:
+            self.shared.router.check_exchange(name)
+        else:
+            self.shared.router.declare_exchange(name, Exchange(type or "direct", bool(durable), bool(auto_delete)))
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        self.shared.router.delete_exchange(exchange, if_unused)
+
+    def exchange_bind(self, destination: str, source: str = "", routing_key: str = "", **kwargs: Any) -> None:
+        raise NotImplementedError("exchanges cannot be bound to exchanges: bind the queue")
+
+    exchange_unbind = exchange_bind
+
+    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "",
+                   arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        transport, router = self._transport(), self.shared.router
+        name, key = exchange or "amq.direct", routing_key or ""
+        known = transport.declared.get(queue)
+        if known is not None and known.can_be_live and router.exchange(name).live:
+            transport.live.bind(known.spec, known.auto_delete, name, live_pattern(key))
+            if not router.is_bound_here(queue):
+                self.shared.engine.delete(queue, if_unused=True, if_empty=True)
+            return
+        spec = known.spec if known is not None else self.shared.engine.spec(queue)
+        router.bind(Binding(name, queue, key, spec is not None and not spec.durable))
+
+    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "",
+                     arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        live, name = self._transport().live, exchange or "amq.direct"
+        found = live.get(queue)
+        if found is not None:
+            live.unbind(found, name, live_pattern(routing_key))
+        else:
+            self.shared.router.unbind(name, queue, routing_key)
+
+    def list_bindings(self) -> Iterator[tuple[str, str, str]]:
+        return ((binding.queue, binding.exchange, binding.key) for binding in self.shared.router.bindings())
+
+    # Queues
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, durable: bool = False,
+                      exclusive: bool = False, auto_delete: bool = False,
+                      arguments: Mapping[str, Any] | None = None, nowait: bool = False,
+                      **kwargs: Any) -> queue_declare_ok_t:
+        transport, engine = self._transport(), self.shared.engine
+        name = queue or f"amq.gen-{uuid()}"
+        live = transport.live.get(name)
+        if live is not None:
+            return queue_declare_ok_t(name, len(live), 0)
+        if passive:
+            if engine.spec(name) is None:
+                raise NotFound(f"no queue {name!r}", (50, 10), "Channel.queue_declare")
+            return queue_declare_ok_t(name, engine.ready(name), engine.consumers(name))
+        new = declare(name, durable, exclusive, auto_delete, arguments, self.shared.adapter.auto_delete_expires)
+        engine.declare(new.spec)
+        transport.declared[name] = new
+        self.shared.remember(new.spec)
+        if new.can_be_live:
+            # of this connection alone; Kombu's mailboxes warn of a twin when they hear of consumers
+            return queue_declare_ok_t(name, 0, 0)
+        return queue_declare_ok_t(name, engine.ready(name), engine.consumers(name))
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
+        """How many messages went with it; 0 as well when a condition did not hold and it stays."""
+        transport = self._transport()
+        live = transport.live.get(queue)
+        if live is not None:
+            if if_unused and live.listeners or if_empty and len(live):
+                return 0
+            return transport.live.delete(live)
+        transport.getter.leave(queue)
+        count = self.shared.engine.delete(queue, if_unused=if_unused, if_empty=if_empty)
+        if count < 0:
+            return 0
+        known = transport.declared.pop(queue, None)
+        self.shared.forget(queue, transient=known is not None and not known.spec.durable)
+        return count
+
+    def queue_purge(self, queue: str, **kwargs: Any) -> int:
+        live = self._transport().live.get(queue)
+        return self.shared.engine.inspector().purge(queue) if live is None else live.purge()
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Kombu's mailboxes call this when they have their replies."""
+        try:
+            self.queue_delete(queue)
+        except StoreConnectionError as error:
+            logger.debug("reply queue %r is left to expire: %s", queue, error)
+
+    # Publishing
+
+    def prepare_message(self, body: Any, priority: int | None = None, content_type: str | None = None,
+                        content_encoding: str | None = None, headers: dict[str, Any] | None = None,
+                        properties: dict[str, Any] | None = None) -> dict[str, Any]:
+        properties = properties or {}
+        properties.setdefault("priority", priority or 0)
+        return {"body": body, "content-type": content_type, "content-encoding": content_encoding,
+                "headers": headers or {}, "properties": properties}
+
+    def basic_publish(self, message: Any, exchange: str = "", routing_key: str = "", mandatory: bool = False,
+                      **kwargs: Any) -> None:
+        """Returns when the store has the message, in every queue that wanted it."""
+        if not isinstance(message, dict):
+            message = self.prepare_message(message, content_type="text/plain", content_encoding="utf-8")
+        if not self.shared.publisher.publish(message, exchange or "", routing_key or "") and mandatory:
+            self.returned(message, exchange, routing_key)
+
+    def returned(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
+        error = NotFound("NO_ROUTE", (60, 40), "Basic.publish", 312)
+        for callback in list(self.events["basic_return"]):
+            callback(error, exchange, routing_key, message)
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        return PublishBatch(self, max_size)
+
+    # Consuming
+
+    def basic_consume(self, queue: str, no_ack: bool = False, callback: Callable[[Message], Any] | None = None,
+                      consumer_tag: str = "", **kwargs: Any) -> str:
+        transport = self._transport()
+        tag = consumer_tag or f"ctag-{uuid()}"
+        listener = Listener(tag, queue, bool(no_ack), callback or (lambda message: None), self)
+        live = transport.live.get(queue)
+        if live is not None:
+            live.listeners.append(listener)
+        else:
+            transport.prepare_consuming(queue)
+            self._intake(listener.no_ack).add(listener)
+        self._listeners[tag] = listener
+        self._cancelled.discard(queue)
+        if no_ack:
+            self.no_ack_consumers.add(tag)
+        return tag
+
+    def basic_cancel(self, consumer_tag: str, **kwargs: Any) -> None:
+        """Stops at once; what was fetched and not handed over goes back. A queue with `auto_delete` goes with its last
+        consumer."""
+        listener = self._listeners.pop(consumer_tag, None)
+        if listener is None:
+            return
+        self.no_ack_consumers.discard(consumer_tag)
+        transport = self._transport()
+        live = transport.live.get(listener.queue)
+        if live is not None and listener in live.listeners:
+            live.listeners.remove(listener)
+            if live.auto_delete and not live.listeners:
+                transport.live.delete(live)
+        elif self._intakes[listener.no_ack].remove(listener):
+            self._cancelled.add(listener.queue)
+            transport.consumer_gone(listener.queue)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
+        transport = self._transport()
+        live = transport.live.get(queue)
+        if live is not None:
+            transport.live.collect()
+            delivery = live.take()
+            return None if delivery is None else self._receive(delivery, live, "", no_ack)
+        for delivery, consumer in transport.getter.get(queue, bool(no_ack)):
+            return self._receive(delivery, consumer, "", no_ack)
+        return None
+
+    def deliver(self, delivery: Delivery, settler: Settler, listener: Listener) -> None:
+        message = self._receive(delivery, settler, listener.tag, listener.no_ack)
+        if message is not None:
+            listener.callback(message)
+
+    def _receive(self, delivery: Delivery, settler: Settler, consumer_tag: str, no_ack: bool) -> Message | None:
+        tag = f"{delivery.queue}:{delivery.id}:{delivery.count}"
+        try:
+            message = Message(self, delivery, tag, consumer_tag)
+        except ValueError as error:
+            logger.warning("queue %r: message %s cannot be read and is a dead letter: %s", delivery.queue, delivery.id,
+                           error)
+            settler.dead_letter(delivery, undecodable_head(delivery, error))
+            return None
+        if not no_ack:
+            self.qos.hold(settler, delivery, message)
+        return message
+
+    def message_to_python(self, raw_message: Message) -> Message:
+        return raw_message
+
+    def _intake(self, no_ack: bool) -> Intake:
+        intake = self._intakes.get(no_ack)
+        if intake is None:
+            intake = self._intakes[no_ack] = Intake(self, no_ack=no_ack)
+            self._transport().feeds.append(intake)
+        return intake
+
+    # Settling: from any thread, on closed channels too, and never raising
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        held = self.qos.release(delivery_tag)
+        if held is not None:
+            held.settler.ack(held.delivery)
+
+    def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        held = self.qos.release(delivery_tag)
+        if held is None:
+            return
+        if not requeue:
+            self.shared.dead_letters.bury(held, reason_for(held.message()))
+        elif held.delivery.queue in self._cancelled:
+            # a worker that stops rejects what runs: that says nothing about the message
+            held.settler.hand_back([held.delivery])
+        else:
+            held.settler.nack(held.delivery)
+
+    def bury(self, delivery_tag: str, reason: str) -> None:
+        """Make it a dead letter."""
+        held = self.qos.release(delivery_tag)
+        if held is not None:
+            self.shared.dead_letters.bury(held, reason)
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        """Hand everything unsettled back."""
+        if not requeue:
+            raise NotImplementedError("basic_recover works with requeue=True only")
+        for held in self.qos.release_all():
+            held.settler.hand_back([held.delivery])
+
+    def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
+        self.qos.prefetch_count = prefetch_count or 0
+
+    def flow(self, active: bool = True) -> None:
+        """Pause or resume deliveries to this channel."""
+        self.flowing = active
+
+    # The end
+
+    def close(self) -> None:
+        """Cancels its consumers and hands back what is unsettled; after a lost connection what is still in use is kept
+        and can be settled later. May be called twice."""
+        transport = self.connection
+        if self.closed or transport is None:
+            return
+        self.closed = True
+        if transport.pid == os.getpid():
+            self._leave(transport)
+        transport.forget_channel(self)
+        self.connection = None
+
+    def _leave(self, transport: Transport) -> None:
+        keep: list[Delivery] = []
+        if transport.broken:
+            transport.live.drop_channel(self)
+            keep = self.qos.keep_living()
+        else:
+            for tag in list(self._listeners):
+                try:
+                    self.basic_cancel(tag)
+                except StreambrokerError as error:
+                    logger.debug("cancelling at the end of a channel: %s", error)
+            for held in self.qos.release_all():
+                held.settler.hand_back([held.delivery])
+        if keep:
+            self.shared.keeping.add(self.qos)
+        self._listeners.clear()
+        for intake in self._intakes.values():
+            transport.feeds.remove(intake)
+            intake.close(keep)
+
+    def _transport(self) -> Transport:
+        if self.connection is None:
+            raise RecoverableConnectionError("this channel is closed")
+        return self.connection
+

@@ -1,0 +1,37 @@
+"""Which errors mean what to Kombu and Celery: reconnect, or refused."""
+
+from __future__ import annotations
+
+from amqp.exceptions import (
+    AccessRefused,
+    RecoverableChannelError,
+    RecoverableConnectionError,
+)
+from kombu.exceptions import ChannelError, InconsistencyError
+from kombu.exceptions import ConnectionError as KombuConnectionError
+
+from ..errors import AuthenticationError, Closed, StoreConnectionError, StoreError
+
+
+class LoginRefused(AccessRefused):
+    """The store refused the credentials.
+
+    Celery's worker goes on trying, since credentials may be in rotation. `Connection.ensure` does not, and tells the
+    publisher at once; that needs a class that is no OSError, unlike `AuthenticationError`.
+    """
+
+    @classmethod
+    def of(cls, error: AuthenticationError) -> LoginRefused:
+        return cls(str(error), (10, 0), "Connection.open")
+
+    def __str__(self) -> str:
+        return str(self.reply_text)
+
+
+#: everything that a new connection may cure; Celery's worker reconnects on these
+CONNECTION_ERRORS = (StoreConnectionError, Closed, OSError, KombuConnectionError, InconsistencyError, LoginRefused)
+#: the store or a rule of AMQP refused one operation
+CHANNEL_ERRORS = (StoreError, ChannelError)
+#: what `Connection.ensure` tries again
+RECOVERABLE_CONNECTION_ERRORS = (StoreConnectionError, Closed, OSError, RecoverableConnectionError)
+RECOVERABLE_CHANNEL_ERRORS = (RecoverableChannelError,)

@@ -1,0 +1,132 @@
+"""What drives a connection: Kombu's event loop, or whoever drains it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..real import Wakeup
+
+if TYPE_CHECKING:
+    from .feeds import Feed
+    from .transport import Transport
+
+#: how often the registration of file descriptors is renewed: a replaced link may have got the number of the old one
+RENEW = 0.5
+
+
+class DrainWakeup:
+    """Wakes a drain that waits, from any thread or greenlet: a settled message has freed credit."""
+
+    def __init__(self) -> None:
+        self._pipe: Wakeup | None = None
+        self._waited_for = False
+
+    def set_if_waited_for(self) -> None:
+        if self._waited_for and self._pipe is not None:
+            self._waited_for = False
+            self._pipe.set()
+
+    def wait(self, feeds: Iterable[Feed], timeout: float | None) -> None:
+        """Until a feed may have something, or the time is over. Made of what `selectors` has now, so that it waits
+        like everything else under gevent and eventlet."""
+        if self._pipe is None:
+            self._pipe = Wakeup()
+        self._waited_for = True
+        try:
+            dues = [due for feed in feeds if (due := feed.due()) is not None]
+            if timeout is not None:
+                dues.append(timeout)
+            with selectors.DefaultSelector() as selector:
+                try:
+                    for fd in {self._pipe.fileno(), *(fd for feed in feeds for fd in feed.sources())}:
+                        selector.register(fd, selectors.EVENT_READ)
+                except (OSError, ValueError):
+                    return  # a link was closed in this moment by another thread: look again
+                selector.select(min(dues) if dues else None)
+        finally:
+            self._waited_for = False
+            self._pipe.clear()
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+
+
+class HubDriver:
+    """Pumps a connection once in each turn of Kombu's event loop.
+
+    In a turn the loop runs callbacks (acknowledgements among them), then timers, then `tick`, then it polls. Readers
+    only end the poll. A timer that is made in `tick` comes too late for the poll of the same turn, so a byte in our own
+    pipe ends that one.
+    """
+
+    def __init__(self, transport: Transport, hub: Any) -> None:
+        self._transport = transport
+        self._hub = hub
+        self._pipe = Wakeup()
+        self._watched: tuple[int, ...] = ()
+        self._renew_at = 0.0
+        self._timer: Any = None
+        self._timer_at = 0.0
+        hub.on_tick.add(self.tick)
+
+    def tick(self) -> None:
+        transport = self._transport
+        if transport.pid != os.getpid():
+            return
+        transport.pump()
+        self._watch()
+
+    def _watch(self) -> None:
+        feeds, now = self._transport.feeds, time.monotonic()
+        sources = [self._pipe.fileno()]
+        due: float | None = None
+        for feed in feeds:
+            sources.extend(feed.sources())
+            wanted = feed.due()
+            if wanted is not None and (due is None or wanted < due):
+                due = wanted
+        watched = tuple(sources)
+        if watched != self._watched or now >= self._renew_at:
+            self._renew_at = now + RENEW
+            for fd in set(self._watched) - set(watched):
+                self._hub.remove_reader(fd)
+            self._watched = watched
+            self._hub.add_reader(watched[0], self._pipe.clear)
+            for fd in watched[1:]:
+                self._hub.add_reader(fd, _end_poll)
+        if due is not None and (not self._timer or now + due < self._timer_at - 0.001):
+            self._end_poll_in(due, now)
+
+    def _end_poll_in(self, due: float, now: float) -> None:
+        if due > 0:
+            self._cancel_timer()
+            self._timer_at = now + due
+            self._timer = self._hub.call_later(due, self._timer_fired)
+        self._pipe.set()
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        """Leave nothing of this connection in the loop."""
+        self._hub.on_tick.discard(self.tick)
+        self._cancel_timer()
+        for fd in self._watched:
+            self._hub.remove_reader(fd)
+        self._watched = ()
+        self._pipe.close()
+
+
+def _end_poll() -> None:
+    """What arrived is taken in the next `tick`."""

@@ -1,0 +1,77 @@
+"""Tells Kombu our URL schemes. Loaded by Kombu itself, through the entry point in its `kombu.serializers` group.
+
+Kombu loads that group while it is half imported, in every program that uses Celery: nothing here imports Kombu, takes
+time or raises. When `kombu.transport` is not there yet, its import is watched for.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_TABLE = "kombu.transport"
+
+#: URL scheme to where its transport is; Kombu imports it when the scheme is used
+TRANSPORTS = {
+    "redis-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "rediss-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "valkey-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "streambroker-memory": "streambroker.kombu.transport:MemoryTransport",
+}
+
+
+def register() -> None:
+    """Make the schemes known, now or as soon as `kombu.transport` is imported. May be called any number of times."""
+    try:
+        if _TABLE in sys.modules:
+            _add(sys.modules[_TABLE])
+        elif not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Watch())
+    except Exception:  # noqa: BLE001  an exception here breaks `import celery` for every program on this machine
+        return
+
+
+def _add(module: ModuleType) -> None:
+    known: dict[str, Any] | None = getattr(module, "TRANSPORT_ALIASES", None)
+    if known is not None:
+        for scheme, place in TRANSPORTS.items():
+            known.setdefault(scheme, place)
+
+
+class _Watch:
+    """Waits in `sys.meta_path` for the import of `kombu.transport`, once."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _TABLE:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path, target)
+        loader = spec.loader if spec else None
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                if module.__name__ == _TABLE:
+                    _add(module)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _refuse(data: object) -> NoReturn:
+    raise ValueError("'streambroker' is no serializer: this entry only makes URL schemes known; use json")
+
+
+#: what the entry point loads to: (encoder, decoder, content type, content encoding)
+serializer = (_refuse, _refuse, "application/x-streambroker-none", "utf-8")
+
+register()
