@@ -99,7 +99,7 @@ def test_an_unknown_name_gets_the_nearest_known_one() -> None:
 
 
 def test_an_unknown_name_that_resembles_nothing() -> None:
-    with pytest.raises(ConfigurationError, match="unknown option 'qqqq'$"):
+    with pytest.raises(ConfigurationError, match=r"unknown option 'qqqq'$"):
         read_settings({"qqqq": 5})
 
 

@@ -108,7 +108,8 @@ class MemoryEngine:
                 if not create:
                     return []
                 found = store.declare(QueueSpec(queue))
-            return [store.add(found, message) for message in messages]
+            steps = len(self.settings.priority_steps)
+            return [store.add(found, message, steps) for message in messages]
 
     def flush(self) -> None:
         with self.turn():
@@ -156,7 +157,7 @@ class MemoryEngine:
         for receiver in list(self.receivers):
             receiver.close()
         with self.turn() as store:
-            self.holder.died = store.now
+            store.leave(self.holder)
         self._closed = True
 
     def kill(self) -> None:

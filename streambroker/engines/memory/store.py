@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import os
 import socket
@@ -160,8 +161,9 @@ class Store:
 
     # The way in
 
-    def add(self, queue: Queue, message: Message) -> str:
-        entry = self._entry(message)
+    def add(self, queue: Queue, message: Message, steps: int) -> str:
+        """`steps` is how many priorities there are: one beyond them is the last."""
+        entry = self._entry(dataclasses.replace(message, priority=max(0, min(message.priority, steps - 1))))
         if message.delay > 0:
             self._delay(queue, entry, message.delay)
         else:
@@ -223,6 +225,14 @@ class Store:
         at the limit then. A message that was never lost or rejected is above suspicion."""
         limit = queue.limit(holder)
         return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
+
+    def leave(self, holder: Holder) -> None:
+        """Everything that the holder still has goes back uncounted."""
+        self.holders.remove(holder)
+        for queue in self.queues.values():
+            for entry in list(queue.held.get(holder, ())):
+                self._lose(queue, entry)
+                self.give_back(queue, entry, counted=False)
 
     # Settling
 

@@ -22,7 +22,7 @@ class TestDeadLetters:
     def test_everything_is_kept(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         before = time.time()
-        engine.publish(queue, [Message(b"\x00\xff", head=b'{"type": "t"}', id="job", priority=3)])
+        engine.publish(queue, [Message(b"\x00\xff", head=b'{"type": "t"}', id="job", priority=1)])
         consumer = engine.consume([queue])
         consumer.nack(drain(consumer, 1)[0])
         got, = drain(consumer, 1)
@@ -32,7 +32,7 @@ class TestDeadLetters:
         until(lambda: engine.inspector().stats(queue).dead == 1)
         letter, = engines().inspector().dead(queue)
         message = letter.message
-        assert (message.body, message.head, message.id, message.priority) == (b"\x00\xff", b'{"type": "t"}', "job", 3)
+        assert (message.body, message.head, message.id, message.priority) == (b"\x00\xff", b'{"type": "t"}', "job", 1)
         assert (letter.queue, letter.reason, letter.count, letter.holder) == (queue, "because: é\n*", 2, holder)
         assert before - 2 < letter.first <= letter.last < time.time() + 2
 
@@ -71,7 +71,7 @@ class TestDeadLetters:
 
     def test_replay(self, engines: Engines) -> None:
         queue, engine = name(), engines(delivery_limit=2)
-        engine.publish(queue, messages("a", id="job", priority=6))
+        engine.publish(queue, messages("a", id="job", priority=2))
         consumer = engine.consume([queue])
         for _ in range(2):
             consumer.nack(drain(consumer, 1)[0])
@@ -83,7 +83,7 @@ class TestDeadLetters:
         assert inspector.replay(queue, ids) == 0
         assert list(inspector.dead(queue)) == []
         got, = drain(consumer, 1)
-        assert (got.message.body, got.message.id, got.message.priority) == (b"a", "job", 6)
+        assert (got.message.body, got.message.id, got.message.priority) == (b"a", "job", 2)
         assert (got.count, got.redelivered) == (1, False)
         consumer.nack(got)
         assert drain(consumer, 1)[0].count == 2

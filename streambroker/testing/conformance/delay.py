@@ -73,14 +73,14 @@ class TestDelay:
 
     def test_the_message_is_whole_and_keeps_its_priority(self, engines: Engines) -> None:
         queue, engine = name(), engines()
-        engine.publish(queue, messages(b"\x00\n\xff|\n", head=b'{"a": "\\n"}', id="id\nwith|odd signs", priority=6,
+        engine.publish(queue, messages(b"\x00\n\xff|\n", head=b'{"a": "\\n"}', id="id\nwith|odd signs", priority=2,
                                        delay=0.2))
         engines.advance(0.2)
-        engine.publish(queue, messages("x", priority=9))
+        engine.publish(queue, messages("x", priority=3))
         got = drain(engine.consume([queue]), 2)
         first = got[0].message
         assert (first.body, first.head, first.id, first.priority) == (
-            b"\x00\n\xff|\n", b'{"a": "\\n"}', "id\nwith|odd signs", 6)
+            b"\x00\n\xff|\n", b'{"a": "\\n"}', "id\nwith|odd signs", 2)
 
     def test_two_of_the_same_are_two(self, engines: Engines) -> None:
         queue, engine = name(), engines()
@@ -106,7 +106,7 @@ class TestDelay:
 class TestSteeringDelays:
     def test_listing(self, engines: Engines) -> None:
         queue, engine = name(), engines()
-        engine.publish(queue, [*messages("a", id="x", delay=100), *messages("b", id="y", delay=200, priority=3)])
+        engine.publish(queue, [*messages("a", id="x", delay=100), *messages("b", id="y", delay=200, priority=1)])
         rows = sorted(engine.inspector().delayed(queue), key=lambda row: row.due)
         assert bodies(rows) == ["a", "b"]
         assert [row.message.id for row in rows] == ["x", "y"]

@@ -31,7 +31,7 @@ class TestInspector:
 
     def test_stats(self, engines: Engines) -> None:
         queue, engine, other = name(), engines(), engines()
-        engine.publish(queue, [*messages("z", delay=60), *messages("a", "b", "c", "d"), *messages("e", priority=9)])
+        engine.publish(queue, [*messages("z", delay=60), *messages("a", "b", "c", "d"), *messages("e", priority=3)])
         first, second = engine.consume([queue]), other.consume([queue])
         got = drain(first, 2)
         first.nack(got[0])
@@ -96,7 +96,7 @@ class TestInspector:
 
     def test_purge_removes_ready_and_delayed_and_counts_them(self, engines: Engines) -> None:
         queue, engine = name(), engines()
-        for priority in (0, 3, 9):
+        for priority in (0, 1, 3):
             engine.publish(queue, messages(*"abcdefgh", priority=priority))
         engine.publish(queue, messages("later", "later", delay=60))
         consumer = engine.consume([queue])

@@ -188,6 +188,34 @@ class TestKilled:
         acked(survivor, alone)
         assert dead(watcher, queue) == []
 
+    def test_a_strict_trial_waits_until_the_holder_has_nothing_else(self, engines: Engines) -> None:
+        queue, watcher = name(), engines(delivery_limit=2)
+        watcher.publish(queue, messages("suspect"))
+        first = watcher.consume([queue])
+        first.nack(drain(first, 1)[0])
+        first.close()
+        mortal = engines.mortal(delivery_limit=2)
+        watcher.publish(queue, messages("company"))
+        assert len(mortal.take(queue, 2)) == 2
+        survivor = engines(delivery_limit=2).consume([queue])
+        watcher.publish(queue, messages("other"))
+        other = drain(survivor, 1)
+        mortal.die()
+        back = engines.recovered(survivor, 1)
+        assert bodies(back) == ["company"]
+        engines.nothing(survivor)
+        acked(survivor, [*other, *back])
+        assert bodies(drain(survivor, 1)) == ["suspect"]
+
+    def test_new_messages_are_not_suspect_though_one_delivery_is_allowed(self, engines: Engines) -> None:
+        queue, engine = name(), engines(delivery_limit=1)
+        engine.publish(queue, messages(*"abc"))
+        consumer = engine.consume([queue])
+        got = drain(consumer, 3)
+        assert bodies(got) == list("abc")
+        consumer.hand_back(got)
+        assert bodies(drain(consumer, 3)) == list("abc")
+
     def test_a_plain_kill_convicts_nobody(self, engines: Engines) -> None:
         queue, watcher = name(), engines(delivery_limit=5)
         texts = [str(number) for number in range(50)]

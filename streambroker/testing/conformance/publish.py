@@ -20,11 +20,6 @@ class TestPublish:
         assert other.ready(queue) == 3
         assert bodies(drain(other.consume([queue]), 3)) == ["a", "b", "c"]
 
-    def test_the_receipt_is_the_id_of_the_delivery(self, engines: Engines) -> None:
-        queue, engine = name(), engines()
-        ids = engine.publish(queue, messages("a", "b"))
-        assert [each.id for each in drain(engine.consume([queue]), 2)] == ids
-
     def test_first_in_first_out_over_publishers(self, engines: Engines) -> None:
         queue, first, second = name(), engines(), engines()
         for number in range(20):
@@ -195,14 +190,17 @@ class TestQueues:
 
     def test_delete_takes_unsettled_messages_too(self, engines: Engines) -> None:
         queue, engine = name(), engines()
-        engine.publish(queue, messages("a"))
+        engine.publish(queue, messages(*"abcd"))
         consumer = engine.consume([queue])
-        held = drain(consumer, 1)
+        held = drain(consumer, 4)
         assert engine.delete(queue) == 0
-        consumer.nack(held[0])
-        consumer.hand_back(held)
-        consumer.ack(held[0])
+        consumer.dead_letter(held[0], "late")
+        consumer.nack(held[1])
+        consumer.hand_back(held[2:])
+        consumer.ack(held[3])
         engines.nothing(consumer)
+        stats = engine.inspector().stats(queue)
+        assert (stats.ready, stats.in_flight, stats.dead) == (0, 0, 0)
 
     def test_delete_leaves_dead_letters(self, engines: Engines) -> None:
         queue, engine = name(), engines()

@@ -184,6 +184,17 @@ class TestClose:
         again = drain(engines().consume([queue]), 2, timeout=2)
         assert [(each.message.body, each.count) for each in again] == [(b"a", 1), (b"b", 1)]
 
+    def test_closing_the_engine_hands_back_what_a_consumer_kept(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, messages("a", "b"))
+        consumer = engine.consume([queue])
+        got = drain(consumer, 2)
+        consumer.close(keep=got)
+        engine.close()
+        consumer.ack(got[0])
+        again = drain(engines().consume([queue]), 2, timeout=2)
+        assert [(each.message.body, each.count) for each in again] == [(b"a", 1), (b"b", 1)]
+
     def test_closing_the_engine_sends_acks(self, engines: Engines) -> None:
         queue, engine, other = name(), engines(), engines()
         engine.publish(queue, messages("a", "b"))
