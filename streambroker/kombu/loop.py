@@ -58,57 +58,57 @@ class DrainWakeup:
 
 
 class HubDriver:
-    """Pumps a connection once in each turn of Kombu's event loop.
+    """Pumps a connection from Kombu's event loop.
 
-    In a turn the loop runs callbacks (acknowledgements among them), then timers, then `tick`, then it polls. Readers
-    only end the poll. A timer that is made in `tick` comes too late for the poll of the same turn, so a byte in our own
-    pipe ends that one.
+    In a turn the loop runs callbacks (acknowledgements among them), then timers, then `tick`, then it polls and calls
+    readers. What has arrived is handed over by readers: callbacks and timers that come up in `tick` would wait for the
+    end of a poll that does not know of them, so where there are some a byte in our own pipe ends it.
     """
 
     def __init__(self, transport: Transport, hub: Any) -> None:
         self._transport = transport
         self._hub = hub
         self._pipe = Wakeup()
-        self._watched: tuple[int, ...] = ()
+        self._watched: list[tuple[int, Feed]] = []
         self._renew_at = 0.0
         self._timer: Any = None
         self._timer_at = 0.0
+        hub.add_reader(self._pipe.fileno(), self._pipe.clear)
         hub.on_tick.add(self.tick)
 
     def tick(self) -> None:
-        transport = self._transport
-        if transport.pid != os.getpid():
+        if self._transport.pid != os.getpid():
             return
-        transport.pump()
-        self._watch()
-
-    def _watch(self) -> None:
-        feeds, now = self._transport.feeds, time.monotonic()
-        sources = [self._pipe.fileno()]
-        due: float | None = None
-        for feed in feeds:
-            sources.extend(feed.sources())
-            wanted = feed.due()
-            if wanted is not None and (due is None or wanted < due):
-                due = wanted
-        watched = tuple(sources)
-        if watched != self._watched or now >= self._renew_at:
-            self._renew_at = now + RENEW
-            for fd in set(self._watched) - set(watched):
-                self._hub.remove_reader(fd)
-            self._watched = watched
-            self._hub.add_reader(watched[0], self._pipe.clear)
-            for fd in watched[1:]:
-                self._hub.add_reader(fd, _end_poll)
-        if due is not None and (not self._timer or now + due < self._timer_at - 0.001):
-            self._end_poll_in(due, now)
-
-    def _end_poll_in(self, due: float, now: float) -> None:
-        if due > 0:
+        handed = self._transport.pump()
+        due = self._watch()
+        now = time.monotonic()
+        if due is not None and due > 0 and not handed and (not self._timer or now + due < self._timer_at - 0.001):
             self._cancel_timer()
             self._timer_at = now + due
             self._timer = self._hub.call_later(due, self._timer_fired)
-        self._pipe.set()
+            self._pipe.set()
+        elif handed or due == 0:
+            self._pipe.set()
+
+    def _watch(self) -> float | None:
+        """Register the sources of all feeds; the seconds until one of them is due."""
+        watched: list[tuple[int, Feed]] = []
+        dues: list[float] = []
+        for feed in self._transport.feeds:
+            watched.extend((fd, feed) for fd in feed.sources())
+            due = feed.due()
+            if due is not None:
+                dues.append(due)
+        now = time.monotonic()
+        if watched != self._watched or now >= self._renew_at:
+            self._renew_at = now + RENEW
+            self._hub.add_reader(self._pipe.fileno(), self._pipe.clear)
+            for fd in {fd for fd, _ in self._watched} - {fd for fd, _ in watched}:
+                self._hub.remove_reader(fd)
+            for fd, feed in watched:
+                self._hub.add_reader(fd, self._transport.pump_one, feed)
+            self._watched = watched
+        return min(dues) if dues else None
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -122,11 +122,7 @@ class HubDriver:
         """Leave nothing of this connection in the loop."""
         self._hub.on_tick.discard(self.tick)
         self._cancel_timer()
-        for fd in self._watched:
+        for fd in {self._pipe.fileno(), *(fd for fd, _ in self._watched)}:
             self._hub.remove_reader(fd)
-        self._watched = ()
+        self._watched = []
         self._pipe.close()
-
-
-def _end_poll() -> None:
-    """What arrived is taken in the next `tick`."""

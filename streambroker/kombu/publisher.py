@@ -69,8 +69,7 @@ class Publisher:
             self.unroutable.count += 1
             put(spare, True, wire)
             return True
-        durable = message["properties"].get("delivery_mode") != 1
-        if not route.live or durable:
+        if not route.live or "task" in message["headers"]:
             self.unroutable.note(exchange, routing_key, live=route.live)
         return route.live
 

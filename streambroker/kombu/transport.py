@@ -196,18 +196,22 @@ class Transport(base.Transport):
         if self.shared.orphans:
             self.shared.sweep()
         handed = 0
-        feeds = self.feeds[self._turn:] + self.feeds[:self._turn] if one else list(self.feeds)
+        for feed in self.feeds[self._turn:] + self.feeds[:self._turn]:
+            single = one and feed.one_by_one
+            if single and handed:
+                continue
+            now = self.pump_one(feed, 1 if single else None)
+            handed += now
+            if single and now:
+                self._turn = (self._turn + 1) % max(1, len(self.feeds))
+        return handed
+
+    def pump_one(self, feed: Feed, most: int | None = None) -> int:
+        """Let one feed do so. Raises StoreConnectionError, and what a callback raises."""
+        if feed not in self.feeds:
+            return 0
         try:
-            for feed in feeds:
-                if feed not in self.feeds:
-                    continue
-                single = one and feed.one_by_one
-                if single and handed:
-                    continue
-                now = feed.pump(1 if single else None)
-                handed += now
-                if single and now:
-                    self._turn = (self._turn + 1) % max(1, len(self.feeds))
+            handed = feed.pump(most)
         except (StoreConnectionError, Closed):
             self.broken = True
             raise
@@ -215,8 +219,8 @@ class Transport(base.Transport):
         return handed
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
-        """Hand over what arrives first. Raises TimeoutError (socket.timeout) when nothing came, after about 10 ms when nothing can
-        come because the prefetch is used up."""
+        """Hand over what arrives first. Raises TimeoutError (socket.timeout) when nothing came, after about 10 ms when
+        nothing can come because the prefetch is used up."""
         if not self._draining.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError("timed out")
         try:
