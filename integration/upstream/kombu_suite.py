@@ -16,6 +16,8 @@ from t.integration.common import (
     BasicFunctionality,
 )
 
+import streambroker  # noqa: F401  a program whose first use of Kombu is a Connection registers our schemes so
+
 URL = os.environ["TEST_BROKER"]
 #: nobody listens there
 DEAD = os.environ["TEST_BROKER_DEAD"]

@@ -17,7 +17,9 @@ from integration.upstream.suite import Result, arranged, parser, print_summary, 
 #: modules about other services, and which
 FOREIGN = {"test_backend": "Azure Blob Storage"}
 #: test -> why it cannot pass
-EXPECTED: dict[str, str] = {}
+EXPECTED: dict[str, str] = {
+    "test_Inspect::test_scheduled": "messages wait for their time in the store, so no worker holds one to show",
+}
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,15 +73,16 @@ def run_pytest(name: str, arguments: Sequence[str], folder: Path, environment: M
 def _read(name: str, report: Path, seconds: float) -> Result:
     if not report.exists():
         return Result(name, 0, (), 0, seconds, finished=False)
-    passed, skipped, failed = 0, 0, []
+    outcomes: dict[str, str] = {}  # a test that is run again is there again: the last time counts
     for case in ElementTree.parse(report).getroot().iter("testcase"):
+        test = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         if case.find("failure") is not None or case.find("error") is not None:
-            failed.append(f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}")
-        elif case.find("skipped") is not None:
-            skipped += 1
+            outcomes[test] = "failed"
         else:
-            passed += 1
-    return Result(name, passed, tuple(failed), skipped, seconds, finished=True)
+            outcomes[test] = "passed" if case.find("skipped") is None else "skipped"
+    counts = Counter(outcomes.values())
+    failed = tuple(test for test, outcome in outcomes.items() if outcome == "failed")
+    return Result(name, counts["passed"], failed, counts["skipped"], seconds, finished=True)
 
 
 def print_summary(results: Sequence[Result], known: Mapping[str, str]) -> int:
