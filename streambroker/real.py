@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import posix
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -37,7 +38,8 @@ def make_lock() -> _thread.LockType:
 
 
 class Wakeup:
-    """A pipe that wakes a select from any thread or greenlet. `set` never blocks."""
+    """A pipe that wakes a select from any thread or greenlet. `set` never blocks: reads and writes are those of
+    `posix`, since eventlet makes the ones of `os` wait."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -49,7 +51,7 @@ class Wakeup:
 
     def set(self) -> None:
         try:
-            os.write(self._writer, b"\0")
+            posix.write(self._writer, b"\0")
         except BlockingIOError:
             pass
         except OSError:
@@ -57,7 +59,7 @@ class Wakeup:
 
     def clear(self) -> None:
         try:
-            while os.read(self._reader, 4096) == b"\0" * 4096:
+            while posix.read(self._reader, 4096) == b"\0" * 4096:
                 pass
         except (BlockingIOError, OSError):
             pass
