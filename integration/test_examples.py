@@ -43,8 +43,7 @@ def workers(shop: dict[str, str], tmp_path: Path) -> Iterator[list[ServerProcess
         yield started
     finally:
         for worker in started:
-            if worker.alive:
-                worker.stop()
+            worker.stop()
 
 
 def books(shop: dict[str, str], kind: str) -> set[int]:

@@ -98,7 +98,7 @@ def test_no_setting_of_the_users_celery_gets_in(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CELERY_BROKER_URL", "redis://production")
     monkeypatch.setenv("BROKER_URL", "redis://production")
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
-    env = environment("redis-streams://demo", "redis://demo", Path("ledger"))
+    env = environment("redis-streams://demo", "redis://demo", Path("folder"))
     assert env["CELERY_BROKER_URL"] == env["BROKER_URL"] == env["DJANGO_SETTINGS_MODULE"] == ""
     assert not any("production" in value for value in env.values())
 

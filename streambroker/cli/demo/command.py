@@ -79,7 +79,7 @@ def _play(engine: str, directory: Path, screen: Screen, pause: Callable[[], None
     """The story on a server of its own. When this returns or raises nothing runs any more."""
     with SERVERS[engine](directory / "server") as server:
         screen.say(f"embedded server (append-only file) on {server.url}")
-        env = environment(server.url, server.result_url, directory / "ledger.jsonl")
+        env = environment(server.url, server.result_url, directory)
         with open_engine(server.url) as broker:
             story = Story(broker.inspector(), screen, directory, env, pause)
             try:
@@ -122,7 +122,7 @@ def _print_outcome(outcome: Outcome, seconds: float) -> None:
               f"{outcome.recovery_seconds:.1f} s of the kill")
     for reason, count in Counter(verdict.doubled.values()).items():
         runs = [run for run, why in verdict.doubled.items() if why == reason]
-        print(f"  {count} ran twice: {reason or 'NO KILL EXPLAINS IT'} ({_some(runs)})")
+        print(f"  {count} started twice ({reason or 'NO KILL EXPLAINS IT'}): {_some(runs)}")
     if verdict.lost:
         print(f"  lost: {_some(verdict.lost)}")
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...embedded import EmbeddedValkey, ServerProcess, answers_ping
+from ...embedded import EmbeddedValkey, answers_ping
 from ..failures import CommandError
 from .ledger import VARIABLE, WORKER_VARIABLE
 
@@ -20,52 +20,60 @@ RESULTS_VARIABLE = "STREAMBROKER_DEMO_RESULTS"
 #: what `--engine` offers; each is made with a directory and has url, result_url, port, start, stop, discard
 SERVERS = {"redis": EmbeddedValkey}
 CONCURRENCY = 4
+#: reads until the demo is gone, however it went, then ends the session: workers without a store would go on for long
+_WATCHER = 'read -r _; kill -KILL -"$1"'
+LEDGER = "ledger.jsonl"
 #: with these a user's own Celery set-up would get into the demo; empty counts as unset
 _FOREIGN = ("BROKER_URL", "RESULT_BACKEND", "LOADER", "CONFIG_MODULE", "WORKDIR", "APP", "DJANGO_SETTINGS_MODULE")
 
 
-def environment(broker: str, results: str, ledger: Path) -> dict[str, str]:
-    """Variables of the demo's Celery processes."""
+def environment(broker: str, results: str, directory: Path) -> dict[str, str]:
+    """Variables of the demo's Celery processes; they leave files only in `directory`."""
     own = {name: "" for name in (*_FOREIGN, *os.environ) if name in _FOREIGN or name.startswith("CELERY_")}
-    return {**own, BROKER_VARIABLE: broker, RESULTS_VARIABLE: results, VARIABLE: str(ledger)}
+    return {**own, BROKER_VARIABLE: broker, RESULTS_VARIABLE: results, VARIABLE: str(directory / LEDGER),
+            "TMPDIR": str(directory)}
 
 
 class Process:
-    """A Python module as a process with its own log file, started at once."""
+    """A Python module as the first process of a session of its own, with its own log file, started at once."""
 
     def __init__(self, name: str, module: Sequence[str], directory: Path, env: Mapping[str, str]) -> None:
         self.name = name
-        self._process = ServerProcess([sys.executable, "-m", *module], log=directory / f"{name}.log",
-                                      ready=lambda: True, env={**env, WORKER_VARIABLE: name})
-        self._process.launch()
+        self._log = directory / f"{name}.log"
         self._gone = False
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *module], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **env, WORKER_VARIABLE: name}, start_new_session=True)
+        self._watcher = subprocess.Popen(["/bin/sh", "-c", _WATCHER, "sh", str(self.pid)], stdin=subprocess.PIPE,
+                                         stderr=subprocess.DEVNULL, start_new_session=True)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def alive(self) -> bool:
-        return self._process.alive
-
     def check(self) -> None:
         """Raises CommandError when it ended with an error."""
-        if not self.alive and self._process.wait():
-            raise CommandError(f"{self.name} ended by itself: {self._process.log_end()}")
+        if self._process.poll():
+            end = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise CommandError("\n".join([f"{self.name} ended by itself, its last words:", *end]))
 
     def kill(self) -> None:
         """SIGKILL to the whole tree at once. May be called twice."""
         if self._gone:
             return
         self._gone = True
+        # the watcher first: once the process is reaped its number may be anybody's
+        self._watcher.kill()
+        self._watcher.communicate()
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self._process.kill()
+        self._process.wait()
 
     def ask_to_stop(self) -> None:
-        self._process.signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, timeout: float) -> None:
         """Kills what is left after `timeout` seconds."""

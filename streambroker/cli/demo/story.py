@@ -10,7 +10,7 @@ from pathlib import Path
 from ...engine import Inspector
 from . import plan
 from .ledger import Ledger
-from .processes import Process, start_publisher, start_worker
+from .processes import LEDGER, Process, start_publisher, start_worker
 from .screen import Now, Screen
 from .verdict import Kill, Verdict, judge
 from .watch import Watch
@@ -44,7 +44,7 @@ class Story:
         self._directory = directory
         self._env = env
         self._pause = pause
-        self._ledger = Ledger(directory / "ledger.jsonl")
+        self._ledger = Ledger(directory / LEDGER)
         self._watch = Watch(inspector, self._ledger)
         self._processes: list[Process] = []
         self._stories = list(plan.stories())

@@ -13,7 +13,7 @@ ACK_WINDOW = 1.0
 
 RUNNING = "was running in the killed worker"
 UNACKED = "had just ended in the killed worker, before its acknowledgement was sent"
-FOLLOWER = "follows a job that ran twice for one of the other reasons"
+FOLLOWER = "follows a job that started twice for another reason"
 
 
 @dataclass(frozen=True, slots=True)
