@@ -90,20 +90,21 @@ class TestKilled:
         queue, watcher = name(), engines(delivery_limit=3)
         watcher.publish(queue, messages("poison", *"abcde"))
         finished: list[str] = []
-        for _ in range(12):
-            mortal = engines.mortal(delivery_limit=3)
-            taken = mortal.take(queue, 6, LEASE + 2.5 if engines.quiet else 0.1)
-            poisoned = any(each.body == b"poison" for each in taken)
-            if not poisoned:
-                finished += [each.body.decode() for each in taken]
-                mortal.settle("ack", *(each.id for each in taken))
-            mortal.die()
-            engines.advance(LEASE)
-            stats = watcher.inspector().stats(queue)
-            if stats.dead and not stats.ready and not stats.in_flight:
+        mortal, deaths = engines.mortal(delivery_limit=3), 0
+        for _ in range(40):
+            taken = mortal.take(queue, 6, 2.0 if engines.quiet else 0.01)
+            if any(each.body == b"poison" for each in taken):
+                mortal.die()
+                engines.advance(LEASE)
+                mortal, deaths = engines.mortal(delivery_limit=3), deaths + 1
+                continue
+            finished += [each.body.decode() for each in taken]
+            mortal.settle("ack", *(each.id for each in taken))
+            if len(finished) == 5:
                 break
-        assert dead(watcher, queue) == ["poison"]
         assert sorted(finished) == list("abcde")
+        assert dead(watcher, queue) == ["poison"]
+        assert deaths == 3
 
     def test_a_holder_gets_one_last_chance_at_a_time(self, engines: Engines) -> None:
         queue, engine = name(), engines(delivery_limit=2)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,11 @@ class Holding:
         self.flush()
 
     def flush(self) -> None:
-        for consumer in self._consumers.values():
-            consumer.receive(0, 0)
+        """Send what was settled; engines may hold it back for some 10 ms."""
+        for _ in range(2):
+            for consumer in self._consumers.values():
+                consumer.receive(0, 0)
+            time.sleep(0.05)
 
     def holder(self) -> str:
         inspector = self.engine.inspector()
