@@ -123,6 +123,8 @@ class RedisConsumer:
 
     def fetch(self, limit: int = 1) -> list[Delivery]:
         self._check()
+        if limit <= 0:
+            return []
         self._disarm()
         deadline = time.monotonic() + self._settings.socket_timeout
         self._idle = asked = False
@@ -399,6 +401,13 @@ class RedisConsumer:
         if self._closed or self._engine.forked(self):
             self._closed = True
             return
+        self._closed = True
+        if self._parked and self._wakeup is not None:
+            # someone waits in `receive`: it ends with Closed, then the connections are ours
+            self._wakeup.set()
+            deadline = time.monotonic() + 1.0
+            while self._parked and time.monotonic() < deadline:
+                time.sleep(0.001)
         self._disarm()
         queues = self._plan.queues
         if self._outstanding and self._io.is_open:
@@ -406,7 +415,6 @@ class RedisConsumer:
         kept = {id(delivery) for delivery in keep}
         self.hand_back([delivery for delivery in list(self.held.values()) if id(delivery) not in kept])
         self._inbox.clear()
-        self._closed = True
         for queue in list(queues):
             self._engine.stop_consuming(queue, self)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ... import fork
 from ...engine import Capabilities
-from ...errors import StoreConnectionError
+from ...errors import Closed, StoreConnectionError
 from ...message import DeadLetter, Message, QueueSpec
 from ...settings import Settings, read_settings
 from .client import CLIENT_OPTIONS, Address, dialer
@@ -67,6 +67,7 @@ class RedisStreamsEngine:
 
     def _start(self) -> None:
         self._pid = os.getpid()
+        self._closed = False
         self.holder = Holder()
         self.packer = Packer(self.keys, self.settings, self.limit_of)
         self._consumers: weakref.WeakSet[RedisConsumer] = weakref.WeakSet()
@@ -119,6 +120,8 @@ class RedisStreamsEngine:
         removed = int(self.commands.script("remove", [self.keys.root(queue)], GROUP, int(if_empty), *self.steps))
         if removed >= 0:
             self.queues.dropped(queue, self.commands)
+            if self.commands.call("EXISTS", self.keys.dead(queue)):
+                self.queues.graves.put(queue, "")
         return removed
 
     def consumers(self, queue: str) -> int:
@@ -218,13 +221,18 @@ class RedisStreamsEngine:
                         self.holder.info([*self._consuming, *held], lease), int(lease * 1000), patience=patience)
         self._registered = True
 
+    @property
+    def look_interval(self) -> float:
+        return min(LOOK, self.settings.visibility_timeout / 3)
+
     def look_command(self) -> bytes:
         common, lease = self.keys.common, int(self.settings.visibility_timeout * 1000)
         keys = [self.workers_key, self.life_key(self.holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
                 f"{common}:server", f"{common}:transient", f"{common}:retry"]
         return script("look").call(
             keys, self.holder.name, "", lease, int(self.settings.proof_of_death), self.keys.alive(""),
-            self.life_key(""), lease, int(LOOK * 1000) - 50)
+            self.life_key(""), lease,
+            int(self.look_interval * 975))
 
     def gone_keys(self) -> list[str]:
         return [f"{self.keys.common}:dead", f"{self.keys.common}:retry"]
@@ -259,7 +267,10 @@ class RedisStreamsEngine:
             return
         for consumer in self.consumers_open():
             if consumer.closed and len(consumer.outbox):
-                self.send_settles(consumer.outbox.take(), self.commands, consumer)
+                try:
+                    self.send_settles(consumer.outbox.take(), self.commands, consumer)
+                except (StoreConnectionError, Closed) as error:
+                    logger.debug("settlements of a closed consumer cannot be sent: %s", error)
 
     def send_settles(self, batch: list[Settle], commands: Commands, consumer: Any) -> None:
         """Send and wait for the answers; what fails goes back to its consumer."""
@@ -310,6 +321,9 @@ class RedisStreamsEngine:
 
     def close(self) -> None:
         """Hand everything back, say goodbye, close all connections."""
+        if self._closed:
+            return
+        self._closed = True
         for consumer in [*self._consumers]:
             consumer.close()
         for subscription in [*self._subscriptions]:
@@ -335,7 +349,8 @@ class RedisStreamsEngine:
                     while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
                         pass
             self.commands.script("unregister", [self.workers_key, self.life_key(self.holder.name),
-                                                f"{self.keys.common}:gone"], self.holder.name, patience=0.5)
+                                                f"{self.keys.common}:gone", f"{self.keys.common}:server",
+                                                f"{self.keys.common}:gate"], self.holder.name, patience=0.5)
             self._registered = False
         own = self._publisher.own_keys()
         if own:

@@ -16,7 +16,7 @@ from .scripts import script
 if TYPE_CHECKING:
     from .engine import RedisStreamsEngine
 
-_MEMBER = re.compile(rb"([^\n]*)\n([^\n]*)\n(\d+)\n(\d+)\n", re.DOTALL)
+_MEMBER = re.compile(rb"([^\n]*)\n([^\n]*)\n(\d+)\n(\d+)\n(\d+)\n", re.DOTALL)
 PAGE = 500
 
 
@@ -82,7 +82,8 @@ class RedisInspector:
             start = "(" + page[-1][0].decode()
 
     def dead_remove(self, queue: str, ids: Collection[str]) -> int:
-        return self._in_pages(ids, lambda part: pack("XDEL", self._engine.keys.dead(queue), *part))
+        return self._in_pages(ids, lambda part: script("dead_remove").call(
+            [self._engine.keys.dead(queue)], *part))
 
     def replay(self, queue: str, ids: Collection[str]) -> int:
         return self._in_pages(ids, lambda part: script("replay").call([self._engine.keys.root(queue)], *part))
@@ -94,8 +95,8 @@ class RedisInspector:
     def delayed(self, queue: str) -> Iterator[Delayed]:
         for member, due in self._scan(queue, None):
             found = _MEMBER.match(member)
-            name, nonce, step = (found[1], found[2], int(found[3])) if found else (b"", b"", 0)
-            yield Delayed(queue, _text(nonce), _message(member[found.end() if found else 0:], _text(name), step), due)
+            nonce, step = (found[2].decode(), int(found[3])) if found else ("", 0)
+            yield Delayed(queue, nonce, _message(member[found.end() if found else 0:], step), due)
 
     def delayed_remove(self, queue: str, ids: Collection[str]) -> int:
         wanted = {entry.encode("utf-8", "surrogateescape") for entry in ids}
@@ -144,16 +145,11 @@ class RedisInspector:
                 return removed
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _message(data: bytes, name: str, step: int) -> Message:
+def _message(data: bytes, step: int) -> Message:
     try:
-        head, body = decode(data)
+        return decode(data, step)
     except ValueError:
-        return Message(data, b"{}", name, step)
-    return Message(body, head, name, step)
+        return Message(data, b"{}", "", step)
 
 
 def _dead_letter(queue: str, entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
@@ -163,6 +159,6 @@ def _dead_letter(queue: str, entry: str, fields: dict[bytes, bytes]) -> DeadLett
 
     raw = {name.decode("utf-8", "replace"): value for name, value in fields.items() if not name.startswith(b"~")}
     return DeadLetter(
-        queue, entry, _message(fields.get(b"m", b""), "", number(b"~step")),
+        queue, entry, _message(fields.get(b"m", b""), number(b"~step")),
         fields.get(b"~reason", b"").decode("utf-8", "replace"), number(b"~count"), number(b"~first") / 1000,
         number(b"~last") / 1000, fields.get(b"~holder", b"").decode("utf-8", "replace"), {} if b"m" in fields else raw)

@@ -34,6 +34,11 @@ def translate(error: ReplyError) -> StoreError | StoreConnectionError:
         return StoreUnavailable(text)
     if word in _AUTH:
         return AuthenticationError(text)
+    if word == "WRONGTYPE":
+        return StoreError("a key of ours holds another type: some other program wrote to it; delete or rename that key, "
+                          f"or use another prefix ({text})")
+    if word == "NOPERM":
+        return StoreError(f"the user lacks a permission: {text}")
     return StoreError(text)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: between two looks: a sign of life, and the two observations that prove a death
+#: between two looks, with a short lease a third of it: each is a sign of life, and two of them prove a death
 LOOK = 2.0
 #: entries in one script call, some milliseconds of the server's time
 PAGE = 500
@@ -85,7 +85,7 @@ class Maintenance:
     def _work(self, now: float) -> float:
         self._watch_alive(now)
         if now >= self._next_look:
-            self._next_look = now + LOOK
+            self._next_look = now + self._engine.look_interval
             self._look()
         self._promote(now)
         self._flush_stale(now)
@@ -245,9 +245,12 @@ class Maintenance:
                 self._doubts.pop(queue, None)
 
     def _find_unknown(self, queue: str, now: float) -> None:
-        """Entries that the store has under our name and that no consumer here knows, in two looks some time apart:
-        their answer was lost with a connection. They go back, counted, so that a late answer is told from a new one."""
+        """Entries that the store has under our name and that no consumer here knows, although all of them have read
+        their sockets since we first saw that: the answer was lost with a connection. They go back, counted, so that a
+        late answer is told from a new one. A consumer whose loop is blocked keeps what waits in its socket."""
         engine = self._engine
+        read = min((consumer.driven for consumer in engine.consumers_open()
+                    if not consumer.closed and queue in consumer.queues), default=now)
         for name in [engine.holder.name, *engine.holder.old_names]:
             rows = self._commands.run(script("held").call([engine.keys.root(queue)], GROUP, name, 1000, *engine.steps))
             back = []
@@ -257,7 +260,7 @@ class Maintenance:
                 if known is not None and not (isinstance(known, Mark) and known.count):
                     continue
                 first = self._unknown.setdefault((queue, key, count), now)
-                if now - first >= 0.7 and engine.holder.take_unknown(queue, key, count):
+                if read - first >= 0.5 and engine.holder.take_unknown(queue, key, count):
                     back.append(Settle("nack", queue, key, name))
                     self._unknown.pop((queue, key, count), None)
             if back:

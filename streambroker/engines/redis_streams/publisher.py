@@ -26,17 +26,24 @@ _PLAIN = pack_words("1", "", "0", GROUP)
 
 
 def encode(message: Message) -> bytes:
-    """One field for the whole message: length of the head, head, body."""
-    return b"%d:%b%b" % (len(message.head), message.head, message.body)
+    """One field for the whole message: length of the head (and of the id, where there is one), then all of it."""
+    if not message.id:
+        return b"%d:%b%b" % (len(message.head), message.head, message.body)
+    name = message.id.encode("utf-8", "surrogateescape")
+    return b"%d,%d:%b%b%b" % (len(message.head), len(name), name, message.head, message.body)
 
 
-def decode(data: bytes) -> tuple[bytes, bytes]:
-    """(head, body). Raises ValueError when it is none of ours."""
-    colon = data.index(b":", 0, 12)
-    size = int(data[:colon])
-    if size < 0 or colon + 1 + size > len(data):
-        raise ValueError("head is longer than the entry")
-    return data[colon + 1:colon + 1 + size], data[colon + 1 + size:]
+def decode(data: bytes, priority: int = 0) -> Message:
+    """Raises ValueError when it is none of ours."""
+    colon = data.index(b":", 0, 24)
+    sizes = data[:colon].split(b",")
+    if len(sizes) > 2 or not all(size.isdigit() for size in sizes):
+        raise ValueError("no lengths at the start")
+    head = colon + 1 + (int(sizes[1]) if len(sizes) == 2 else 0)
+    body = head + int(sizes[0])
+    if body > len(data):
+        raise ValueError("shorter than it says")
+    return Message(data[body:], data[head:body], data[colon + 1:head].decode("utf-8", "surrogateescape"), priority)
 
 
 class Producer:
@@ -63,6 +70,7 @@ class Publisher:
         self._on_fresh = on_fresh
         self._deferred = settings.confirm == "deferred"
         self._largest = settings.max_message_size
+        self._last_step = len(settings.priority_steps) - 1
         #: queues that drop their oldest messages beyond a number
         self.max_lengths: dict[str, int] = {}
         self._start()
@@ -83,7 +91,7 @@ class Publisher:
 
     def _one(self, queue: str, message: Message) -> list[str]:
         data = self._encode(message)
-        step = message.priority
+        step = self._step(message)
         with self._commands.lock:
             producer, first = self._number(queue, [data], 1)
             head = producer.heads.get((queue, step)) or self._prepare(producer, queue, step)
@@ -91,25 +99,29 @@ class Publisher:
             request = Request(b"*12\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (
                 head, len(number), number, _PLAIN, len(data), data))
             self._send([request], producer, first, queue, [data])
-        return self._receipts(queue, [request])
+        return self._receipts(queue, [(request, step)])
 
     def _several(self, queue: str, messages: Sequence[Message], create: bool) -> list[str]:
         groups: dict[tuple[Any, ...], list[tuple[Message, bytes]]] = {}
         for message in messages:
-            group = ("delay",) if message.delay > 0 else ("now", message.priority, message.expires)
+            group = ("delay",) if message.delay > 0 else ("now", self._step(message), message.expires)
             groups.setdefault(group, []).append((message, self._encode(message)))
         everything = [data for rows in groups.values() for _, data in rows]
         with self._commands.lock:
             producer, first = self._number(queue, everything, len(everything))
-            number, requests = first, []
+            number, requests, steps = first, [], []
             for group, rows in groups.items():
                 build = self._delayed if group[0] == "delay" else self._ready
                 for start in range(0, len(rows), PAGE):
                     part = rows[start:start + PAGE]
                     requests.append(Request(build(producer, queue, number, part, create)))
+                    steps.append(None if group[0] == "delay" else group[1])
                     number += len(part)
             self._send(requests, producer, first, queue, everything)
-        return self._receipts(queue, requests)
+        return self._receipts(queue, list(zip(requests, steps, strict=True)))
+
+    def _step(self, message: Message) -> int:
+        return min(max(message.priority, 0), self._last_step)
 
     def _encode(self, message: Message) -> bytes:
         size = len(message.head) + len(message.body)
@@ -123,18 +135,20 @@ class Publisher:
         message = rows[0][0]
         expiry = "" if message.expires is None else max(1, int(message.expires * 1000))
         return script("publish").call(
-            self._call_keys(producer, queue, self._keys.stream(queue, message.priority)), number, int(create), expiry,
+            self._call_keys(producer, queue, self._keys.stream(queue, self._step(message))), number, int(create), expiry,
             self.max_lengths.get(queue, 0), GROUP, *(data for _, data in rows))
 
     def _delayed(self, producer: Producer, queue: str, number: int, rows: list[tuple[Message, bytes]],
                  create: bool) -> bytes:
-        words: list[Any] = [number]
+        words: list[Any] = [number, int(create)]
         for message, data in rows:
             self._delays += 1
             name = message.id.replace("\n", " ").encode("utf-8", "surrogateescape")
-            words += [f"{message.delay * 1000:.3f}", b"%b\n%b.%d\n%d\n0\n%b" % (
-                name, producer.name.encode(), self._delays, message.priority, data)]
-        return script("delay").call(self._call_keys(producer, queue, self._keys.delay(queue)), *words)
+            expiry = "" if message.expires is None else max(1, int(message.expires * 1000))
+            words += [f"{message.delay * 1000:.3f}", expiry,
+                      b"%b\n%b.%d\n%d\n0\n" % (name, producer.name.encode(), self._delays, self._step(message)), data]
+        keys = [*self._call_keys(producer, queue, self._keys.delay(queue)), self._keys.stream(queue, 0)]
+        return script("delay").call(keys, *words)
 
     def _call_keys(self, producer: Producer, queue: str, target: str) -> list[str]:
         self._used.add((queue, producer.name))
@@ -175,20 +189,20 @@ class Publisher:
         if self._unresolved:
             self._unresolved.pop(_digest(queue, everything), None)
 
-    def _receipts(self, queue: str, requests: list[Request]) -> list[str]:
+    def _receipts(self, queue: str, requests: list[tuple[Request, int | None]]) -> list[str]:
         ids: list[str] = []
-        for request in requests:
+        for request, step in requests:
             if not request.answered:
                 continue
-            reply = self._commands.answer(request)
-            if isinstance(reply, int):
-                ids.extend([""] * reply)
-            elif reply[0] == -1:
+            fresh, *rest = self._commands.answer(request)
+            if fresh == -1:
                 return []
+            if fresh == 1:
+                self._on_fresh(queue)
+            if step is None:
+                ids.extend([""] * rest[0])
             else:
-                if reply[0] == 1:
-                    self._on_fresh(queue)
-                ids.extend(entry.decode() for entry in reply[1:])
+                ids.extend(f"{step}:{entry.decode()}" if entry else "" for entry in rest)
         return ids
 
     def flush(self) -> None:

@@ -40,6 +40,8 @@ class Queues:
     def __init__(self, engine: RedisStreamsEngine) -> None:
         self._engine = engine
         self._table = RedisTable(engine.commands, engine.keys, "queues")
+        #: deleted queues whose dead letters are still there
+        self.graves = RedisTable(engine.commands, engine.keys, "graves")
         self._transient: dict[str, float] = {}
         #: own delivery limits and message TTLs (ms) of queues that have one
         self.limits: dict[str, int] = {}
@@ -76,7 +78,10 @@ class Queues:
         return spec
 
     def names(self) -> list[str]:
-        return sorted(self._table.rows())
+        engine, graves = self._engine, self.graves.rows()
+        empty = [queue for queue in graves if not engine.commands.call("EXISTS", engine.keys.dead(queue))]
+        self.graves.delete(empty)
+        return sorted({*self._table.rows(), *graves} - {*empty})
 
     def learn(self, queue: str) -> None:
         """Know the spec of a queue before consuming it."""

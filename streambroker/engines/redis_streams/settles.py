@@ -111,7 +111,8 @@ class Packer:
         place = (first.queue, first.step, first.holder)
         prepared = self._done.get(place)
         if prepared is None:
-            keys = [self._keys.stream(first.queue, int(first.step)), f"{self._keys.root(first.queue)}:trial"]
+            keys = [self._keys.stream(first.queue, int(first.step)), f"{self._keys.root(first.queue)}:trial",
+                    self._keys.bell(first.queue)]
             prepared = script("done").prepared(keys, GROUP, first.holder)
             self._done[place] = prepared
         words, head = prepared

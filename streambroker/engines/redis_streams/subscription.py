@@ -129,7 +129,7 @@ class RedisSubscription:
             size = int(data[:data.index(b":", 0, 12)])
             start = data.index(b":") + 1
             key = data[start:start + size].decode("utf-8", "surrogateescape")
-            head, body = decode(data[start + size:])
+            message = decode(data[start + size:])
         except ValueError as error:
             logger.warning("broadcast on %r is none of ours: %s", source, error)
             return
@@ -138,7 +138,7 @@ class RedisSubscription:
             if address == source and matches(pattern, key):
                 # it comes once for each of our patterns that covers it: the first one counts
                 if wanted == channel:
-                    self._inbox.append((topic, key, Message(body, head)))
+                    self._inbox.append((topic, key, message))
                 break
 
     def sources(self) -> Sequence[int]:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...message import Delivery, Message
 from .keys import GROUP, ONCE
+from .link import translate
 from .publisher import decode
-from .resp import pack_words
+from .resp import ReplyError, pack_words
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -91,20 +92,20 @@ def to_deliveries(engine: RedisStreamsEngine, consumer: RedisConsumer, queues: l
     for row in reply[1:]:
         queue = queues[row[0] - 1]
         if len(row) == 2:
-            engine.report(f"queue {queue!r} cannot be read: {row[1].decode(errors='replace')}")
+            engine.report(f"queue {queue!r} cannot be read: {translate(ReplyError(row[1].decode(errors='replace')))}")
             continue
         _, step, entry, count, back, fields = row
         entry_id = f"{step.decode()}:{entry.decode()}"
         try:
             if fields[0] != b"m":
                 raise ValueError("no message field")
-            head, body = decode(fields[1])
+            message = decode(fields[1], int(step))
         except ValueError as error:
             broken = Delivery(queue, entry_id, Message(b""), count)
             logger.warning("entry %s of queue %s is no message (%s): dead letter", broken.id, queue, error)
             consumer.dead_letter(broken, f"not a message: {error}")
             continue
-        delivery = Delivery(queue, entry_id, Message(body, head, "", int(step)), count, back == 1)
+        delivery = Delivery(queue, entry_id, message, count, back == 1)
         if not consumer.no_ack:
             if not engine.holder.hold(delivery):
                 continue

@@ -5,9 +5,13 @@ local function bury(root, group, step, id, count, reason, holder, most, age_ms, 
   if e then
     local fields = e[2]
     local copy = {dead, '*'}
-    for i = 1, #fields do copy[#copy + 1] = fields[i] end
+    local first = string.match(id, '^%d+')
+    for i = 1, #fields do
+      copy[#copy + 1] = fields[i]
+      if i % 2 == 1 and i > 1 and fields[i] == 'f' then first = fields[i + 1] end
+    end
     for _, word in ipairs({'~reason', reason, '~count', count, '~holder', holder, '~step', step,
-                           '~first', string.match(id, '^%d+'), '~last', string.format('%.0f', now)}) do
+                           '~first', first, '~last', string.format('%.0f', now)}) do
       copy[#copy + 1] = word
     end
     redis.call('XADD', unpack(copy))

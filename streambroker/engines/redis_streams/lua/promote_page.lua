@@ -3,14 +3,20 @@ local function promote_page(root, now, page)
   local delay = root .. ':delay'
   local due = redis.call('ZRANGEBYSCORE', delay, '-inf', string.format('%.0f', now), 'LIMIT', 0, page)
   for _, member in ipairs(due) do
-    local _, stop, step, count = string.find(member, '^[^\n]*\n[^\n]*\n(%d+)\n(%d+)\n')
+    local _, stop, nonce, step, count, expiry = string.find(member, '^[^\n]*\n([^\n]*)\n(%d+)\n(%d+)\n(%d+)\n')
     if step then
-      local message = string.sub(member, stop + 1)
-      if count == '0' then
-        redis.call('XADD', root .. ':s:' .. step, '*', 'm', message)
-      else
-        redis.call('XADD', root .. ':s:' .. step, '*', 'm', message, 'c', count)
+      local words = {root .. ':s:' .. step, '*', 'm', string.sub(member, stop + 1)}
+      if expiry ~= '0' then
+        words[#words + 1] = 'x'
+        words[#words + 1] = expiry
       end
+      if count ~= '0' then
+        words[#words + 1] = 'c'
+        words[#words + 1] = count
+        words[#words + 1] = 'f'
+        words[#words + 1] = string.match(nonce, '^%d+')
+      end
+      redis.call('XADD', unpack(words))
     else
       redis.call('XADD', root .. ':s:0', '*', 'foreign', member)
     end

@@ -9,7 +9,7 @@ for i = 1, #ARGV do
     for j = 1, #e[2], 2 do
       local name = e[2][j]
       if name == '~step' then step = e[2][j + 1] end
-      if string.sub(name, 1, 1) ~= '~' and name ~= 'c' and name ~= 'x' then
+      if string.sub(name, 1, 1) ~= '~' and name ~= 'c' and name ~= 'x' and name ~= 'f' then
         words[#words + 1] = name
         words[#words + 1] = e[2][j + 1]
       end

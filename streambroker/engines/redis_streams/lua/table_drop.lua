@@ -6,8 +6,12 @@ for _, row in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local name, key = string.match(row, '^([^\n]*)\n(.*)$')
   if name and redis.call('HDEL', ARGV[2] .. 't:' .. name, key) > 0 then
     n = n + 1
-    local t = redis.call('TIME')
-    redis.call('SET', ARGV[2] .. 'v:' .. name, t[1] .. '.' .. t[2])
+    if redis.call('EXISTS', ARGV[2] .. 't:' .. name) == 0 then
+      redis.call('DEL', ARGV[2] .. 'v:' .. name)
+    else
+      local t = redis.call('TIME')
+      redis.call('SET', ARGV[2] .. 'v:' .. name, t[1] .. '.' .. t[2])
+    end
   end
 end
 redis.call('DEL', KEYS[1])

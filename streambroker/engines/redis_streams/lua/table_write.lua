@@ -13,7 +13,9 @@ if ARGV[1] == 'put' then
 else
   for i = 3, #ARGV do n = n + redis.call('HDEL', KEYS[1], ARGV[i]) end
 end
-if n > 0 then
+if redis.call('EXISTS', KEYS[1]) == 0 then
+  redis.call('DEL', KEYS[2])
+elseif n > 0 then
   local t = redis.call('TIME')
   redis.call('SET', KEYS[2], t[1] .. '.' .. t[2])
 end

@@ -48,11 +48,19 @@ for q = 1, #KEYS do
   end
   if wait >= 0 and (due < 0 or wait < due) then due = wait end
 
-  local slow, trial, strict, given = false, false, false, 0
+  -- trial: this holder has a last-chance message; strict: it gets nothing else of the queue meanwhile; waiting: it gets
+  -- nothing until it is empty, to have one alone; lapsed: it waited in vain, so the message comes with company
+  local slow, trial, strict, lapsed, given = false, false, false, false, 0
   if ARGV[4] == '1' or redis.call('EXISTS', back, trials) > 0 then
     slow = true
     trial = redis.call('HGET', trials, me)
-    if trial then
+    local waits = trial and string.match(trial, '^wait|(%d+)$')
+    if waits then
+      lapsed = tonumber(waits) <= now
+      strict = not lapsed and held(root)
+      if not strict then redis.call('HDEL', trials, me) end
+      trial = strict
+    elseif trial then
       local step, id, until_ms = string.match(trial, '^(%d+)|([^|]+)|(%d+)$')
       local p = step and redis.pcall('XPENDING', root .. ':s:' .. step, group, id, id, 1, me)
       if not p or p.err or #p == 0 then
@@ -66,15 +74,19 @@ for q = 1, #KEYS do
 
   local function emit(step, e, count, came_back)
     local fields = e[2]
-    if fields[1] == 'm' and ((fields[3] == 'x' and tonumber(fields[4]) <= now)
-        or (ttl > 0 and now - tonumber(string.match(e[1], '^%d+')) >= ttl)) then
-      redis.call('XACK', root .. ':s:' .. step, group, e[1])
-      redis.call('XDEL', root .. ':s:' .. step, e[1])
-      return
+    local extra = {}
+    if fields[1] == 'm' then
+      for j = 3, #fields, 2 do extra[fields[j]] = tonumber(fields[j + 1]) end
+      if (extra.x and extra.x <= now) or (ttl > 0 and now - tonumber(string.match(e[1], '^%d+')) >= ttl) then
+        redis.call('XACK', root .. ':s:' .. step, group, e[1])
+        redis.call('XDEL', root .. ':s:' .. step, e[1])
+        return
+      end
     end
-    if fields[3] == 'c' and not came_back then
+    if extra.c and not came_back then
       -- deliveries before a delayed requeue count too
-      count = tonumber(fields[4]) + 1
+      count = extra.c + 1
+      came_back = true
       redis.call('XCLAIM', root .. ':s:' .. step, group, me, 0, e[1], 'RETRYCOUNT', count, 'JUSTID')
     end
     out[#out + 1] = {q, step, e[1], count, came_back and 1 or 0, fields}
@@ -113,8 +125,19 @@ for q = 1, #KEYS do
         if slow then
           if not trial then
             local row = pending(stream, 1, '~last')[1]
-            local alone = row and limit > 0 and row[4] >= limit
-            if row and not (alone and (given > 0 or held(root))) then
+            local alone = row and limit > 0 and row[4] >= limit and not lapsed
+            if alone and (given > 0 or held(root)) then
+              local others = false
+              for _, other in ipairs(redis.call('HVALS', trials)) do
+                local till = string.match(other, '^wait|(%d+)$')
+                others = others or (till and tonumber(till) > now)
+              end
+              if not others then
+                redis.call('HSET', trials, me, string.format('wait|%.0f', now + ARGV[5]))
+                trial, strict = true, true
+                break
+              end
+            elseif row then
               local before = given
               reclaimed(stream, step, {row})
               if given > before and limit > 0 and not noack then
