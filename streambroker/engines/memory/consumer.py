@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import Closed
 from ...message import Delivery, Message
-from .store import Entry, Grave, Queue
+from .queue import Entry, Queue
+from .store import Grave
 
 if TYPE_CHECKING:
     from .engine import MemoryEngine
@@ -182,7 +183,7 @@ class MemoryConsumer(Receiver):
         while limit > 0:
             for name in self._order():
                 queue = self.store.queues.get(name)
-                entry = queue and self.store.next_for(queue, self.engine.holder)
+                entry = queue and queue.next_for(self.engine.holder, self.store.now)
                 if queue and entry:
                     break
             else:
@@ -203,7 +204,7 @@ class MemoryConsumer(Receiver):
 
     def _has_something(self) -> bool:
         queues = [self.store.queues[name] for name in self._queues if name in self.store.queues]
-        ready = self._armed and any(self.store.next_for(queue, self.engine.holder) for queue in queues)
+        ready = self._armed and any(queue.next_for(self.engine.holder, self.store.now) for queue in queues)
         return ready or any(self._offers())
 
     def _next_event(self) -> float | None:

@@ -16,7 +16,8 @@ from ...message import DeadLetter, Message, QueueSpec
 from ...settings import Settings, read_settings
 from .consumer import MemoryConsumer, MemorySubscription
 from .inspector import MemoryInspector
-from .store import Clock, Grave, Holder, Store
+from .queue import Holder
+from .store import Clock, Grave, Store
 
 _STORES: dict[str, Store] = {}
 os.register_at_fork(after_in_child=_STORES.clear)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from ...message import DeadLetter, Delayed, Holding, InFlight, QueueSpec, QueueStats, Worker
-from .store import Queue
+from .queue import Queue
 
 if TYPE_CHECKING:
     from .engine import MemoryEngine
@@ -94,6 +94,6 @@ class MemoryInspector:
             if found is None:
                 return 0
             count = found.waiting()
-            found.ready.clear()
+            found.keep(lambda entry: False)
             found.delayed.clear()
             return count

@@ -1,22 +1,18 @@
-"""The model: queues, holders, dead letters and what time does to them."""
+"""The model: all queues, holders and dead letters, and what time does to them."""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-import os
-import socket
 import threading
 import time
-import uuid
-from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ...message import DeadLetter, Delivery, Message, QueueSpec
-from ...settings import Settings
+from .queue import Entry, Holder, Queue
 
 Clock = Callable[[], float]
 
@@ -25,72 +21,6 @@ class Listener(Protocol):
     """Who wants to be told when it could receive something."""
 
     def notice(self) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Holder:
-    """The owner of leases: one engine object."""
-
-    settings: Settings
-    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-    #: queue name to how many of this holder's consumers consume it
-    consuming: dict[str, int] = field(default_factory=dict)
-    #: when it gave its last sign of life; None while it lives
-    died: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A stored message. The last three fields describe the present hand-over."""
-
-    id: str
-    message: Message
-    seq: int
-    first: float
-    ends: float
-    entered: float
-    count: int = 0
-    returned: bool = False
-    holder: Holder | None = None
-    delivery: Delivery | None = None
-    since: float = 0.0
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.message.priority, self.seq
-
-
-class Queue:
-    """`ready` is sorted by place, so that whatever comes back is where it was; `held` is by holder, in hand-out order;
-    `trials` are the last-chance messages that are out, at most one for each holder."""
-
-    def __init__(self, spec: QueueSpec, touched: float) -> None:
-        self.spec = spec
-        self.touched = touched
-        self.ready: list[Entry] = []
-        self.delayed: list[tuple[float, int, Entry]] = []
-        self.held: dict[Holder, dict[Entry, None]] = {}
-        self.trials: dict[Holder, Entry] = {}
-
-    def waiting(self) -> int:
-        return len(self.ready) + len(self.delayed)
-
-    def unsettled(self) -> list[Entry]:
-        return [entry for entries in self.held.values() for entry in entries]
-
-    def drop_delayed(self, unwanted: Callable[[Entry], bool]) -> int:
-        """Remove delayed messages; how many."""
-        kept = [item for item in self.delayed if not unwanted(item[2])]
-        dropped = len(self.delayed) - len(kept)
-        self.delayed = kept
-        heapq.heapify(self.delayed)
-        return dropped
-
-    def limit(self, holder: Holder) -> int:
-        own = self.spec.delivery_limit
-        return (holder.settings.delivery_limit if own is None else own) or 0
 
 
 @dataclass(slots=True)
@@ -165,7 +95,7 @@ class Store:
         """`steps` is how many priorities there are: one beyond them is the last."""
         entry = self._entry(dataclasses.replace(message, priority=max(0, min(message.priority, steps - 1))))
         if message.delay > 0:
-            self._delay(queue, entry, message.delay)
+            queue.delay(entry, self.now + message.delay)
         else:
             self._append(queue, entry)
         return entry.id
@@ -183,31 +113,16 @@ class Store:
             ends=float("inf") if message.expires is None else self.now + message.expires)
 
     def _append(self, queue: Queue, entry: Entry) -> None:
-        insort(queue.ready, entry, key=lambda each: each.place)
+        queue.put(entry)
         if queue.spec.max_length is not None:
             while len(queue.ready) > queue.spec.max_length:
-                queue.ready.remove(min(queue.ready, key=lambda each: each.seq))
-
-    def _delay(self, queue: Queue, entry: Entry, delay: float) -> None:
-        heapq.heappush(queue.delayed, (self.now + delay, entry.seq, entry))
+                queue.take_out(min(queue.ready, key=lambda each: each.seq))
 
     # The way out
 
-    def next_for(self, queue: Queue, holder: Holder) -> Entry | None:
-        """What `holder` would get now; see `_last_chance` for what it must not get together."""
-        limit, held, trial = queue.limit(holder), queue.held.get(holder), queue.trials.get(holder)
-        if trial and trial.count > limit and self.now < trial.since + holder.settings.visibility_timeout:
-            return None
-        for entry in queue.ready:
-            alone = entry.count >= limit
-            if self._last_chance(queue, entry, holder) and (trial or alone and held):
-                continue
-            return entry
-        return None
-
     def hand_out(self, queue: Queue, entry: Entry, holder: Holder, *, no_ack: bool) -> Delivery:
-        queue.ready.remove(entry)
-        if self._last_chance(queue, entry, holder) and not no_ack:
+        queue.take_out(entry)
+        if queue.last_chance(entry, holder) and not no_ack:
             queue.trials[holder] = entry
         entry.count += 1
         delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry))
@@ -217,14 +132,6 @@ class Store:
             entry.holder, entry.delivery, entry.since = holder, delivery, self.now
             queue.held.setdefault(holder, {})[entry] = None
         return delivery
-
-    @staticmethod
-    def _last_chance(queue: Queue, entry: Entry, holder: Holder) -> bool:
-        """A lost worker convicts only a message on its last allowed delivery that it had alone. So such messages are
-        handed out one at a time to each holder, and one that was lost in company next time without any: its count is
-        at the limit then. A message that was never lost or rejected is above suspicion."""
-        limit = queue.limit(holder)
-        return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
 
     def leave(self, holder: Holder) -> None:
         """Everything that the holder still has goes back uncounted."""
@@ -248,7 +155,7 @@ class Store:
         entry.returned = True
         if not counted:
             entry.count -= 1
-        insort(queue.ready, entry, key=lambda each: each.place)
+        queue.put(entry)
 
     def reject(self, queue: Queue, entry: Entry, holder: Holder, delay: float) -> None:
         limit = queue.limit(holder)
@@ -256,7 +163,7 @@ class Store:
             self.bury(queue, entry, holder, f"delivery limit of {limit} reached: rejected with requeue")
         elif delay > 0:
             entry.returned = True
-            self._delay(queue, entry, delay)
+            queue.delay(entry, self.now + delay)
         else:
             self.give_back(queue, entry)
 
@@ -311,8 +218,7 @@ class Store:
                 self._seq += 1
                 entry.seq, entry.entered = self._seq, due
                 self._append(queue, entry)
-            ttl = float("inf") if spec.message_ttl is None else spec.message_ttl
-            queue.ready = [each for each in queue.ready if self.now < min(each.ends, each.entered + ttl)]
+            queue.expire(self.now)
             if spec.durable or spec.expires is None:
                 continue
             if self.consumers(name):

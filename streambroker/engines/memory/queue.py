@@ -1,0 +1,130 @@
+"""One queue of the model: what waits, what is out, and who may have what next."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import socket
+import uuid
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ...message import Delivery, Message, QueueSpec
+from ...settings import Settings
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """The owner of leases: one engine object."""
+
+    settings: Settings
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    #: queue name to how many of this holder's consumers consume it
+    consuming: dict[str, int] = field(default_factory=dict)
+    #: when it gave its last sign of life; None while it lives
+    died: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A stored message. The last three fields describe the present hand-over."""
+
+    id: str
+    message: Message
+    seq: int
+    first: float
+    ends: float
+    entered: float
+    count: int = 0
+    returned: bool = False
+    holder: Holder | None = None
+    delivery: Delivery | None = None
+    since: float = 0.0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.message.priority, self.seq
+
+
+class Queue:
+    """`ready` is sorted by place, so that whatever comes back is where it was, `again` are those of it that were
+    delivered before; `held` is by holder, in hand-out order; `trials` are the last-chance messages that are out, at
+    most one for each holder."""
+
+    def __init__(self, spec: QueueSpec, touched: float) -> None:
+        self.spec = spec
+        self.touched = touched
+        self.ready: list[Entry] = []
+        self.again: set[Entry] = set()
+        self.delayed: list[tuple[float, int, Entry]] = []
+        self.held: dict[Holder, dict[Entry, None]] = {}
+        self.trials: dict[Holder, Entry] = {}
+
+    def waiting(self) -> int:
+        return len(self.ready) + len(self.delayed)
+
+    def unsettled(self) -> list[Entry]:
+        return [entry for entries in self.held.values() for entry in entries]
+
+    # What is ready
+
+    def put(self, entry: Entry) -> None:
+        insort(self.ready, entry, key=lambda each: each.place)
+        if entry.count:
+            self.again.add(entry)
+
+    def take_out(self, entry: Entry) -> None:
+        self.ready.remove(entry)
+        self.again.discard(entry)
+
+    def keep(self, wanted: Callable[[Entry], bool]) -> None:
+        """Drop ready messages."""
+        self.ready = [entry for entry in self.ready if wanted(entry)]
+        self.again.intersection_update(self.ready)
+
+    def expire(self, now: float) -> None:
+        """Drop what is older than it may be."""
+        ttl = float("inf") if self.spec.message_ttl is None else self.spec.message_ttl
+        self.keep(lambda entry: now < min(entry.ends, entry.entered + ttl))
+
+    # What waits for its time
+
+    def delay(self, entry: Entry, due: float) -> None:
+        heapq.heappush(self.delayed, (due, entry.seq, entry))
+
+    def drop_delayed(self, unwanted: Callable[[Entry], bool]) -> int:
+        """Remove delayed messages; how many."""
+        kept = [item for item in self.delayed if not unwanted(item[2])]
+        dropped = len(self.delayed) - len(kept)
+        self.delayed = kept
+        heapq.heapify(self.delayed)
+        return dropped
+
+    # Who may have what
+
+    def limit(self, holder: Holder) -> int:
+        own = self.spec.delivery_limit
+        return (holder.settings.delivery_limit if own is None else own) or 0
+
+    def last_chance(self, entry: Entry, holder: Holder) -> bool:
+        """A lost worker convicts only a message on its last allowed delivery that it had alone. So such messages are
+        handed out one at a time to each holder, and one that was lost in company next time without any: its count is
+        at the limit then. A message that was never lost or rejected is above suspicion."""
+        limit = self.limit(holder)
+        return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
+
+    def next_for(self, holder: Holder, now: float) -> Entry | None:
+        """What `holder` would get now: of the first step that has something, a last chance, or the oldest message."""
+        limit, held, trial = self.limit(holder), self.held.get(holder), self.trials.get(holder)
+        if trial and trial.count > limit and now < trial.since + holder.settings.visibility_timeout:
+            return None
+        chances = {entry for entry in self.again if self.last_chance(entry, holder)}
+        open_to = [entry for entry in chances if not trial and not (entry.count >= limit and held)]
+        chance = min(open_to, key=lambda each: each.place, default=None)
+        plain = next((entry for entry in self.ready if entry not in chances), None)
+        if chance and (plain is None or chance.message.priority <= plain.message.priority):
+            return chance
+        return plain
