@@ -44,7 +44,7 @@ class RedisConsumer:
         self._engine = engine
         self._settings = engine.settings
         self._no_ack = no_ack
-        self._plan = TakePlan(engine, no_ack)
+        self.plan = TakePlan(engine, no_ack)
         self._io, self._waiter = engine.make_link(), engine.make_link()
         self._expected: deque[tuple[str, Any, float]] = deque()
         self._waiting: deque[tuple[str, Any, float]] = deque()
@@ -75,7 +75,7 @@ class RedisConsumer:
     # ------------------------------------------------------------------ queues
     @property
     def queues(self) -> list[str]:
-        return self._plan.queues
+        return self.plan.queues
 
     @property
     def no_ack(self) -> bool:
@@ -87,16 +87,16 @@ class RedisConsumer:
 
     def add(self, queue: str) -> None:
         self._check()
-        if queue not in self._plan.queues:
+        if queue not in self.plan.queues:
             self._engine.start_consuming(queue, self)
             self._disarm()
-            self._plan.add(queue)
+            self.plan.add(queue)
             self._idle = False
 
     def discard(self, queue: str) -> None:
-        if queue in self._plan.queues:
+        if queue in self.plan.queues:
             self._disarm()
-            self._plan.discard(queue)
+            self.plan.discard(queue)
             self.hand_back([delivery for delivery in self._inbox if delivery.queue == queue])
             self._inbox = deque(delivery for delivery in self._inbox if delivery.queue != queue)
             self._engine.stop_consuming(queue, self)
@@ -179,9 +179,10 @@ class RedisConsumer:
     def _turn(self, limit: int, arm: bool = True, take: bool = True) -> list[Delivery]:
         """Read what arrived, send what is due, hand out."""
         self._check()
-        now = self.driven = time.monotonic()
+        now = time.monotonic()
         self._owner = threading.get_ident()
         self._pump(now)
+        self.driven = now
         if not self._io.is_open and now >= self._retry_at:
             self._reopen(now)
         if self._io.is_open and now >= self._quiet_until:
@@ -240,14 +241,14 @@ class RedisConsumer:
         now = time.monotonic()
         self._next_due = None if due_ms < 0 else now + due_ms / 1000
         if self._next_due is not None:
-            self._engine.expect_due(self._plan.queues, self._next_due)
+            self._engine.expect_due(self.plan.queues, self._next_due)
         self._idle = len(reply) - 1 < asked
         self._inbox.extend(to_deliveries(self._engine, self, queues, reply))
 
     def _send(self, now: float, limit: int, arm: bool = True, take: bool = True, flush: bool = False) -> None:
         room = limit - len(self._inbox) - self._outstanding - self._armed
         # half of the prefetch is asked for at once: the other half keeps the worker busy during the trip
-        ask = take and not self._idle and not self._outstanding and bool(self._plan.queues) and room > 0 \
+        ask = take and not self._idle and not self._outstanding and bool(self.plan.queues) and room > 0 \
             and room >= min(len(self.held), limit)
         late = now + self._settings.socket_timeout
         parts: list[bytes] = []
@@ -256,7 +257,7 @@ class RedisConsumer:
             for data, settles in self._engine.packer.pack(self.outbox.take()):
                 parts.append(data)
                 self._expected.append(("settle", settles, late))
-        for data in self._plan.refresh(now):
+        for data in self.plan.refresh(now):
             parts.append(data)
             self._expected.append(("refresh", None, late))
         if ask:
@@ -270,7 +271,7 @@ class RedisConsumer:
         except StoreConnectionError as error:
             self._broken(self._io, error)
             return
-        if arm and self._idle and not self._armed and not self._outstanding and room > 0 and self._plan.queues:
+        if arm and self._idle and not self._armed and not self._outstanding and room > 0 and self.plan.queues:
             try:
                 self._arm(now, room)
             except StoreConnectionError as error:
@@ -281,7 +282,7 @@ class RedisConsumer:
         look = now >= self._next_look
         if look:
             self._next_look = now + LOOK_EVERY
-        return self._plan.take(count, look)
+        return self.plan.take(count, look)
 
     def _arm(self, now: float, room: int) -> None:
         if not self._waiter.is_open:
@@ -295,7 +296,7 @@ class RedisConsumer:
         self._armed = room
         self._waiting.append(("bell", None, deadline))
         self._waiting.append(("take", (room, queues), deadline))
-        self._waiter.send(pack("BLPOP", *self._plan.bells, f"{block:.3f}") + take)
+        self._waiter.send(pack("BLPOP", *self.plan.bells, f"{block:.3f}") + take)
 
     # ------------------------------------------------------------------ trouble
     def _refused(self, reply: ReplyError) -> None:
@@ -321,7 +322,7 @@ class RedisConsumer:
         keeper."""
         now = time.monotonic()
         if self._armed or self._outstanding:
-            self._engine.doubt(self._plan.queues)
+            self._engine.doubt(self.plan.queues)
         self._waiter.close()
         self._waiting.clear()
         self._armed = 0
@@ -361,7 +362,7 @@ class RedisConsumer:
             self._waiting.clear()
             self._armed = 0
             self._idle = False
-            self._engine.doubt(self._plan.queues)
+            self._engine.doubt(self.plan.queues)
 
     # ------------------------------------------------------------------ settling
     def ack(self, delivery: Delivery) -> None:
@@ -409,7 +410,7 @@ class RedisConsumer:
             while self._parked and time.monotonic() < deadline:
                 time.sleep(0.001)
         self._disarm()
-        queues = self._plan.queues
+        queues = self.plan.queues
         if self._outstanding and self._io.is_open:
             self._last_replies()
         kept = {id(delivery) for delivery in keep}

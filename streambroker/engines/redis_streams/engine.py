@@ -75,7 +75,7 @@ class RedisStreamsEngine:
         #: closed consumers whose deliveries may still be settled, or whose settlements are not yet confirmed
         self._settling: list[RedisConsumer] = []
         self._consuming: dict[str, int] = {}
-        self._registered = False
+        self.registered = False
         self._maintenance: Maintenance | None = None
         self._lock = threading.Lock()
 
@@ -176,14 +176,17 @@ class RedisStreamsEngine:
 
     def start_consuming(self, queue: str, consumer: RedisConsumer) -> None:
         self.queues.learn(queue)
-        if consumer.no_ack:
+        if consumer.no_ack and not self.queues.refresh(queue):
             return
         with self._lock:
-            self._consuming[queue] = self._consuming.get(queue, 0) + 1
-            self.register(self.commands)
+            if not consumer.no_ack:
+                self._consuming[queue] = self._consuming.get(queue, 0) + 1
+                self.register(self.commands)
             if self._maintenance is None:
                 self._maintenance = Maintenance(self)
                 self._maintenance.start()
+            else:
+                self._maintenance.keeper.wake()
 
     def stop_consuming(self, queue: str, consumer: RedisConsumer) -> None:
         if consumer.no_ack:
@@ -219,7 +222,7 @@ class RedisStreamsEngine:
         held = [delivery.queue for delivery in self.holder.mine()]
         commands.script("register", [self.workers_key, self.life_key(self.holder.name)], self.holder.name,
                         self.holder.info([*self._consuming, *held], lease), int(lease * 1000), patience=patience)
-        self._registered = True
+        self.registered = True
 
     @property
     def look_interval(self) -> float:
@@ -343,7 +346,7 @@ class RedisStreamsEngine:
             if len(consumer.outbox):
                 self.send_settles(consumer.outbox.take(), self.commands, None)
         names = [self.holder.name, *self.holder.old_names]
-        if self._registered:
+        if self.registered:
             for queue in self.queues.touched:
                 for name in names:
                     while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
@@ -351,7 +354,7 @@ class RedisStreamsEngine:
             self.commands.script("unregister", [self.workers_key, self.life_key(self.holder.name),
                                                 f"{self.keys.common}:gone", f"{self.keys.common}:server",
                                                 f"{self.keys.common}:gate"], self.holder.name, patience=0.5)
-            self._registered = False
+            self.registered = False
         own = self._publisher.own_keys()
         if own:
             self.commands.many([pack("DEL", key) for key in own], 0.5)

@@ -83,10 +83,12 @@ class Maintenance:
             return min(0.1 * self._trouble, 1.0)
 
     def _work(self, now: float) -> float:
-        self._watch_alive(now)
-        if now >= self._next_look:
-            self._next_look = now + self._engine.look_interval
-            self._look()
+        if self._engine.registered:
+            self._watch_alive(now)
+            if now >= self._next_look:
+                self._next_look = now + self._engine.look_interval
+                self._look()
+        self._refresh_transient(now)
         self._promote(now)
         self._flush_stale(now)
         self._check_doubts(now)
@@ -98,12 +100,15 @@ class Maintenance:
         return self._pause(time.monotonic())
 
     def _pause(self, now: float) -> float:
-        times = [self._next_look, self._next_orphans, *self.due.values()]
+        times = [self._next_orphans, *self.due.values()]
+        if self._engine.registered:
+            times.append(self._next_look)
+            if not self._alive.is_open:
+                times.append(max(self._alive_retry, now))
+        times += [consumer.plan.next_refresh + 0.5 for consumer in self._engine.consumers_open() if not consumer.closed]
         if self._engine.oldest_settle() is not None:
             times.append(now + STALE)
         times += [self._next_check(queue, since, now) for queue, since in self._doubts.items()]
-        if not self._alive.is_open:
-            times.append(max(self._alive_retry, now))
         return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------------ life and death
@@ -217,6 +222,13 @@ class Maintenance:
             if wait >= 0:
                 self.due[queue] = time.monotonic() + wait / 1000
 
+    def _refresh_transient(self, now: float) -> None:
+        """For consumers that nobody drives: a loop may be blocked longer than a reply queue lives."""
+        for consumer in self._engine.consumers_open():
+            if not consumer.closed and now >= consumer.plan.next_refresh + 0.5:
+                for reply in self._commands.many(consumer.plan.refresh(now)):
+                    self._commands.check(reply)
+
     # ------------------------------------------------------------------ settlements and lost answers
     def _flush_stale(self, now: float) -> None:
         for consumer in self._engine.consumers_open():
@@ -261,7 +273,7 @@ class Maintenance:
                     continue
                 first = self._unknown.setdefault((queue, key, count), now)
                 if read - first >= 0.5 and engine.holder.take_unknown(queue, key, count):
-                    back.append(Settle("nack", queue, key, name))
+                    back.append(Settle("lost", queue, key, name))
                     self._unknown.pop((queue, key, count), None)
             if back:
                 logger.info("%d messages of queue %s never arrived here: given back", len(back), queue)

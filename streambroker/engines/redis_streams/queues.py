@@ -81,7 +81,13 @@ class Queues:
         engine, graves = self._engine, self.graves.rows()
         empty = [queue for queue in graves if not engine.commands.call("EXISTS", engine.keys.dead(queue))]
         self.graves.delete(empty)
-        return sorted({*self._table.rows(), *graves} - {*empty})
+        rows = self._table.rows()
+        for queue, row in rows.items():
+            # perhaps no process is there whose keeper would notice
+            if '"durable": false' in row and engine.commands.call("PTTL", engine.keys.stream(queue, 0)) == -2:
+                self.dropped(queue, engine.commands)
+                empty.append(queue)
+        return sorted({*rows, *graves} - {*empty})
 
     def learn(self, queue: str) -> None:
         """Know the spec of a queue before consuming it."""

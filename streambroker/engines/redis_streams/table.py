@@ -34,11 +34,19 @@ class RedisTable:
 
     def put(self, key: str, value: str, queue: str = "") -> bool:
         owned = self._keys.owned(queue) if queue else self._rows_key
-        return bool(self._commands.script("table_write", [self._rows_key, self._version_key, owned], "put",
-                                          self._name, key, value))
+        changed = bool(self._commands.script("table_write", [self._rows_key, self._version_key, owned], "put",
+                                             self._name, key, value))
+        self._forget(changed)
+        return changed
 
     def delete(self, keys: Collection[str]) -> int:
         if not keys:
             return 0
-        return int(self._commands.script("table_write", [self._rows_key, self._version_key, self._rows_key], "delete",
-                                         self._name, *keys))
+        removed = int(self._commands.script("table_write", [self._rows_key, self._version_key, self._rows_key],
+                                            "delete", self._name, *keys))
+        self._forget(removed > 0)
+        return removed
+
+    def _forget(self, changed: bool) -> None:
+        if changed:
+            self._copy = (float("-inf"), *self._copy[1:])

@@ -34,7 +34,8 @@ class TakePlan:
         self._prepared: dict[tuple[int, bool], tuple[bytes, list[str]]] = {}
         self._epoch = -1
         self._refresh: list[tuple[float, bytes]] = []
-        self._next_refresh = 0.0
+        #: monotonic time when transient queues must be kept in being again
+        self.next_refresh = 0.0
 
     def add(self, queue: str) -> None:
         self.queues = [*self.queues, queue]
@@ -50,13 +51,13 @@ class TakePlan:
         self.bells = [self._engine.keys.bell(queue) for queue in self.queues]
         self._prepared.clear()
         self._refresh = self._engine.refreshes(self.queues)
-        self._next_refresh = 0.0
+        self.next_refresh = 0.0 if self._refresh else float("inf")
 
     def refresh(self, now: float) -> list[bytes]:
         """Commands that keep transient queues in being, when they are due."""
-        if not self._refresh or now < self._next_refresh:
+        if not self._refresh or now < self.next_refresh:
             return []
-        self._next_refresh = now + min(pause for pause, _ in self._refresh)
+        self.next_refresh = now + min(pause for pause, _ in self._refresh)
         return [data for _, data in self._refresh]
 
     def take(self, count: int, look: bool) -> tuple[bytes, list[str]]:

@@ -24,6 +24,13 @@ if trial then trial_step, trial_id = string.match(trial, '^(%d+)|([^|]+)|') end
 local company = 0
 if trial then
   for s = 8, #ARGV do company = company + #pending(root .. ':s:' .. ARGV[s], 2) end
+  -- a later page must know that there was company
+  if trial_id and company > 1 then redis.call('HSET', root .. ':trial', gone, 'company|' .. trial) end
+  local kept = string.match(trial, '^company|(.*)$')
+  if kept then
+    trial_step, trial_id = string.match(kept, '^(%d+)|([^|]+)|')
+    company = 2
+  end
 end
 
 for s = 8, #ARGV do
@@ -42,7 +49,7 @@ for s = 8, #ARGV do
       redis.call('HDEL', root .. ':trial', gone)
     elseif not counted then
       local before = math.max(0, count - 1)
-      local list = (limit > 0 and before >= limit - 1) and '~last' or '~free'
+      local list = (limit > 0 and before > 0 and before >= limit - 1) and '~last' or '~free'
       redis.call('XCLAIM', stream, group, list, 0, id, 'RETRYCOUNT', before, 'JUSTID')
     elseif limit > 0 and count >= limit - 1 then
       table.insert(to['~last'], id)

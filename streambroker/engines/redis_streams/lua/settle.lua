@@ -1,6 +1,7 @@
 -- settle: give up or give back deliveries that the holder still owns; others are left alone.
 -- KEYS: root of one queue
--- ARGV: 1 group, 2 holder, 3 mode: back (uncounted) | nack (counted) | later (counted, after a delay) | dead,
+-- ARGV: 1 group, 2 holder, 3 mode: back (uncounted) | nack (counted) | later (counted, after a delay) | dead |
+--       lost (counted, but it convicts nobody),
 --       4 delivery limit or 0, 5 reason (dead), or delay in ms (later), 6 dead letters kept, 7 their age in ms,
 --       then step, id pairs
 -- Returns: {settled, buried}
@@ -9,7 +10,7 @@
 -- include bury
 local root, group, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now, settled, buried, returned = clock(), 0, 0, 0
-local trial = redis.call('HGET', root .. ':trial', me)
+local trial, freed = redis.call('HGET', root .. ':trial', me), false
 for i = 8, #ARGV, 2 do
   local step, id = ARGV[i], ARGV[i + 1]
   local stream = root .. ':s:' .. step
@@ -17,11 +18,14 @@ for i = 8, #ARGV, 2 do
   if not p.err and p[1] then
     local count = p[1][4]
     settled = settled + 1
-    if trial and string.find(trial, step .. '|' .. id .. '|', 1, true) == 1 then redis.call('HDEL', root .. ':trial', me) end
+    if trial and string.find(trial, step .. '|' .. id .. '|', 1, true) == 1 then
+      redis.call('HDEL', root .. ':trial', me)
+    end
+    freed = freed or trial
     if mode == 'dead' then
       bury(root, group, step, id, count, ARGV[5], me, ARGV[6], ARGV[7], now)
       buried = buried + 1
-    elseif mode ~= 'back' and limit > 0 and count >= limit then
+    elseif (mode == 'nack' or mode == 'later') and limit > 0 and count >= limit then
       bury(root, group, step, id, count, 'delivery limit of ' .. limit .. ' reached: rejected with requeue', me,
            ARGV[6], ARGV[7], now)
       buried = buried + 1
@@ -42,12 +46,13 @@ for i = 8, #ARGV, 2 do
       redis.call('XDEL', stream, id)
     else
       if mode == 'back' then count = math.max(0, count - 1) end
-      local to = (limit > 0 and count >= limit - 1) and '~last' or '~free'
+      local to = (limit > 0 and count > 0 and count >= limit - 1) and '~last' or '~free'
       redis.call('XCLAIM', stream, group, to, 0, id, 'RETRYCOUNT', count, 'JUSTID')
       returned = returned + 1
     end
   end
 end
+if freed then redis.pcall('RPUSH', root .. ':bell', '1') end
 if returned > 0 then
   -- under OOM the mark fails; consumers look without it from time to time
   redis.pcall('SET', root .. ':back', '1')

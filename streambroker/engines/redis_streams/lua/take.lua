@@ -50,7 +50,7 @@ for q = 1, #KEYS do
 
   -- trial: this holder has a last-chance message; strict: it gets nothing else of the queue meanwhile; waiting: it gets
   -- nothing until it is empty, to have one alone; lapsed: it waited in vain, so the message comes with company
-  local slow, trial, strict, lapsed, given = false, false, false, false, 0
+  local slow, trial, strict, lapsed, given, suspects = false, false, false, false, 0, false
   if ARGV[4] == '1' or redis.call('EXISTS', back, trials) > 0 then
     slow = true
     trial = redis.call('HGET', trials, me)
@@ -85,6 +85,12 @@ for q = 1, #KEYS do
     end
     if extra.c and not came_back then
       -- deliveries before a delayed requeue count too
+      if limit > 0 and extra.c >= limit - 1 and not noack then
+        redis.call('XCLAIM', root .. ':s:' .. step, group, '~last', 0, e[1], 'RETRYCOUNT', extra.c, 'JUSTID')
+        redis.pcall('SET', back, '1')
+        slow, suspects = true, true
+        return
+      end
       count = extra.c + 1
       came_back = true
       redis.call('XCLAIM', root .. ':s:' .. step, group, me, 0, e[1], 'RETRYCOUNT', count, 'JUSTID')
@@ -115,6 +121,37 @@ for q = 1, #KEYS do
     end
   end
 
+  -- One last-chance message at a time. One that was already lost in company must be alone; while this holder has
+  -- something, others behind it may go, or else this holder waits until it is empty.
+  local function give_last_chance(stream, step)
+    if trial then return end
+    local busy = given > 0 or held(root)
+    local must_wait = false
+    for _, row in ipairs(pending(stream, 100, '~last')) do
+      local alone = limit > 0 and row[4] >= limit and not lapsed
+      if alone and busy then
+        must_wait = true
+      else
+        local before = given
+        reclaimed(stream, step, {row})
+        if given > before and limit > 0 and not noack then
+          local till = alone and now + tonumber(ARGV[5]) or 0
+          redis.call('HSET', trials, me, step .. '|' .. row[1] .. '|' .. string.format('%.0f', till))
+          trial, strict = true, alone
+        end
+        if given > before then return end
+      end
+    end
+    if must_wait then
+      for _, other in ipairs(redis.call('HVALS', trials)) do
+        local till = string.match(other, '^wait|(%d+)$')
+        if till and tonumber(till) > now then return end
+      end
+      redis.call('HSET', trials, me, string.format('wait|%.0f', now + ARGV[5]))
+      trial, strict = true, true
+    end
+  end
+
   local failed
   if not strict then
     for s = 1, steps do
@@ -123,31 +160,8 @@ for q = 1, #KEYS do
       local stream = root .. ':s:' .. step
       if redis.call('EXISTS', stream) == 1 then
         if slow then
-          if not trial then
-            local row = pending(stream, 1, '~last')[1]
-            local alone = row and limit > 0 and row[4] >= limit and not lapsed
-            if alone and (given > 0 or held(root)) then
-              local others = false
-              for _, other in ipairs(redis.call('HVALS', trials)) do
-                local till = string.match(other, '^wait|(%d+)$')
-                others = others or (till and tonumber(till) > now)
-              end
-              if not others then
-                redis.call('HSET', trials, me, string.format('wait|%.0f', now + ARGV[5]))
-                trial, strict = true, true
-                break
-              end
-            elseif row then
-              local before = given
-              reclaimed(stream, step, {row})
-              if given > before and limit > 0 and not noack then
-                local free_at = alone and now + tonumber(ARGV[5]) or 0
-                redis.call('HSET', trials, me, step .. '|' .. row[1] .. '|' .. string.format('%.0f', free_at))
-                trial = true
-                if alone then break end
-              end
-            end
-          end
+          give_last_chance(stream, step)
+          if strict then break end
           while n > 0 do
             local rows = pending(stream, math.min(n, 500), '~free')
             if #rows == 0 then break end
@@ -164,6 +178,11 @@ for q = 1, #KEYS do
           local entries = r[1][2]
           for i = 1, #entries do emit(step, entries[i], 1, false) end
           if #entries < asked then break end
+        end
+        if suspects and n > 0 then
+          suspects = false
+          give_last_chance(stream, step)
+          if strict then break end
         end
       end
     end
