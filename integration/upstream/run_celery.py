@@ -19,6 +19,8 @@ FOREIGN = {"test_backend": "Azure Blob Storage"}
 #: test -> why it cannot pass
 EXPECTED: dict[str, str] = {
     "test_Inspect::test_scheduled": "messages wait for their time in the store, so no worker holds one to show",
+    "test_task_replacement::test_replaced_task_nesting_level_0":
+        "a race in the test: it clears its flag after publishing, when the worker may already have set it",
 }
 
 
