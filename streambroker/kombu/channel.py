@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import NotFound, RecoverableConnectionError
+from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base
 from kombu.utils.uuid import uuid
@@ -165,7 +165,7 @@ class Channel(base.StdChannel):
             self.returned(message, exchange, routing_key)
 
     def returned(self, message: dict[str, Any], exchange: str, routing_key: str) -> None:
-        error = NotFound("NO_ROUTE", (60, 40), "Basic.publish", 312)
+        error = ChannelError("NO_ROUTE", (60, 50), "Basic.return", 312)
         for callback in list(self.events["basic_return"]):
             callback(error, exchange, routing_key, message)
 

@@ -96,7 +96,9 @@ class Publisher:
         if queue in self.transient:
             return False
         spec = self._shared.engine.spec(queue)
-        if spec is None and not ("task" in message["headers"] or not message["properties"].get("correlation_id")):
+        properties = message["properties"]
+        is_reply = properties.get("correlation_id") and not properties.get("reply_to")
+        if spec is None and is_reply and "task" not in message["headers"]:
             return False
         lasts = spec is None or spec.durable
         known = self.lasting if lasts else self.transient
@@ -150,7 +152,7 @@ class _Steps:
             self._warned = True
             logger.warning("priority %r is outside 0 to 9 and is taken as %s", priority, clamped)
         rank = 9 - clamped if self._amqp else clamped
-        step = self._steps[max(0, bisect_right(self._steps, rank) - 1)]
+        step = max(0, bisect_right(self._steps, rank) - 1)
         if clamped == number:
             self._known[priority] = step
         return step

@@ -72,6 +72,8 @@ class QoS:
         held = self._held.pop(delivery_tag, None)
         if held is not None:
             self.channel.credit_freed()
+            if not self._held and self.channel.closed:
+                self.channel.shared.keeping.discard(self)
         return held
 
     def release_all(self) -> list[Held]:

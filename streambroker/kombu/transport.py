@@ -81,6 +81,11 @@ class Transport(base.Transport):
 
     def __init__(self, client: Connection, **kwargs: Any) -> None:
         self.client = client
+        self._turn = 0
+        self._start()
+
+    def _start(self) -> None:
+        """As new, also in a child that inherited a connection, which is left alone."""
         self.pid = os.getpid()
         self.channels: list[_Channel] = []
         self.feeds: list[Feed] = []
@@ -89,10 +94,9 @@ class Transport(base.Transport):
         self.connected = False
         #: the last thing heard of the link was an error
         self.broken = False
+        self._draining = threading.RLock()
         self._deleted: set[str] = set()
         self._ids = itertools.count(1)
-        self._turn = 0
-        self._draining = threading.RLock()
         self._driver: HubDriver | None = None
 
     @abstractmethod
@@ -103,8 +107,7 @@ class Transport(base.Transport):
 
     def establish_connection(self) -> Transport:
         """Raises StoreConnectionError, LoginRefused, ConfigurationError."""
-        if self.pid != os.getpid() or self.connected:
-            self.__init__(self.client)  # type: ignore[misc]
+        self._start()
         shared = acquire(self.endpoint(), self)
         try:
             shared.engine.ping(self.client.connect_timeout or 5.0)
