@@ -371,7 +371,7 @@ def test_several_consumers_of_one_queue_on_one_connection(broker: Broker) -> Non
     for number in range(12):
         publish(first, number)
     drain(connection, lambda: sum(map(len, got.values())) == 12)
-    assert sorted(sum(got.values(), [])) == list(range(12))
+    assert sorted(number for numbers in got.values() for number in numbers) == list(range(12))
     assert got[0]
     assert got[1]
     consumers[0].cancel()

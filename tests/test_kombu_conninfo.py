@@ -63,8 +63,9 @@ def test_options_of_kombus_redis_transport_and_of_kombu_itself() -> None:
     found = endpoint("redis-streams://h/1", transport_options={
         "visibility_timeout": 60, "global_keyprefix": "app", "unacked_key": "u", "max_retries": 3, "interval_start": 0,
         "socket_timeout": 7, "socket_keepalive_options": {1: 2}, "revoke_waiting": False})
-    assert found.options == {"visibility_timeout": 60, "global_keyprefix": "app", "unacked_key": "u", "socket_timeout": 7,
-                             "socket_keepalive_options": {1: 2}, "socket_connect_timeout": 5}
+    assert found.options == {
+        "visibility_timeout": 60, "global_keyprefix": "app", "unacked_key": "u", "socket_timeout": 7,
+        "socket_keepalive_options": {1: 2}, "socket_connect_timeout": 5}
     assert found.adapter.revoke_waiting is False
 
 

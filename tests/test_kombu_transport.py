@@ -137,7 +137,8 @@ def test_acks_of_other_threads_free_credit_while_a_drain_waits(broker: Broker) -
     connection = broker.open()
     channel = connection.channel()
     got: list[Any] = []
-    Consumer(channel, [Queue("jobs")], prefetch_count=1, callbacks=[lambda body, message: got.append(message)]).consume()
+    Consumer(channel, [Queue("jobs")], prefetch_count=1,
+             callbacks=[lambda body, message: got.append(message)]).consume()
     publish(channel, 1)
     publish(channel, 2)
     drain(connection, lambda: got)
