@@ -115,4 +115,4 @@ def test_the_screen_keeps_one_line_on_a_terminal_and_few_lines_elsewhere() -> No
         screen.say("alpha is killed")
         screen.close()
         assert stream.getvalue().count("\n") == breaks
-        assert "recovered 1/5 | done 1" in stream.getvalue()
+        assert "recovered 1/5  done 1" in stream.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ class Now:
     recovered: int
 
     def __str__(self) -> str:
-        recovered = f" | recovered {self.recovered}/{self.held}" if self.held else ""
-        return (f"published {self.published} | queued {self.queued} | running {self.running} | "
-                f"delayed {self.delayed}{recovered} | done {self.done}")
+        recovered = f"  recovered {self.recovered}/{self.held}" if self.held else ""
+        return (f"published {self.published}  queued {self.queued}  running {self.running}  "
+                f"delayed {self.delayed}{recovered}  done {self.done}")
 
 
 class Screen:
@@ -44,14 +45,16 @@ class Screen:
         return time.monotonic() - self._began
 
     def say(self, text: str) -> None:
-        self._write(f"{self.seconds:5.1f}s  {text}\n")
+        self._write(f"{self.seconds:4.0f}s {text}\n")
 
     def show(self, now: Now) -> None:
         moment = time.monotonic()
         if moment - self._last < (_REDRAW if self._terminal else _LINES):
             return
         self._last = moment
-        self._write(f"{self.seconds:5.1f}s  {now}" + ("" if self._terminal else "\n"))
+        line = f"{self.seconds:4.0f}s {now}"
+        # a line that wraps could not be refreshed
+        self._write(line[:shutil.get_terminal_size().columns - 1] if self._terminal else line + "\n")
 
     def close(self) -> None:
         """Remove the refreshed line."""
