@@ -1,0 +1,108 @@
+"""README says what is so: commands, options, names of tests, names in code.
+
+`python -m tests.test_readme` prints the tables of options as they should be.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streambroker.cli.entry import build_parser
+from streambroker.kombu.conninfo import KombuOptions
+from streambroker.settings import IGNORED, Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+SHELL = [line.split("  #")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+
+
+def options_table(kind: Any) -> str:
+    """The options of a dataclass of options, as README shows them."""
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+    for field in dataclasses.fields(kind):
+        told = field.metadata
+        names = " or ".join(f"`{name}`" for name in (field.name, *told.get("aliases", ())))
+        default = "`\"\"`" if field.default == "" else f"`{field.default}`"
+        unit = f" {told['unit']}" if told.get("unit") else ""
+        rows.append(f"| {names} | {default}{unit} | {told['meaning']}{_bounds(told)} |")
+    return "\n".join(rows)
+
+
+def _bounds(told: Any) -> str:
+    low, high = told.get("low"), told.get("high")
+    if low is None:
+        return ""
+    return f" At least {low}." if high is None else f" {low} to {high}."
+
+
+def defined_in(path: Path) -> set[str]:
+    """`function`, `Class` and `Class::method` of a module."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_the_first_command_is_one_line():
+    assert "pip install '.[embedded]' && streambroker demo" in SHELL
+
+
+def test_ci_runs_the_second_command():
+    (command,) = re.findall(r'^test_command="(.*)"$', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert command in SHELL
+    assert command.startswith("pip install ") and command.endswith("pytest")
+
+
+@pytest.mark.parametrize("kind", [Settings, KombuOptions])
+def test_the_tables_of_options_are_those_of_the_code(kind):
+    assert options_table(kind) in README
+
+
+def test_options_without_effect_are_named():
+    missing = [name for name in IGNORED if f"`{name}`" not in README]
+    assert missing == []
+
+
+def test_every_row_of_the_guarantees_names_a_test_that_is_there():
+    section = README.split("## What is promised")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) >= 12
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", row)
+        assert named, row
+        for path, name in named:
+            assert name in defined_in(ROOT / path), f"{path}::{name}"
+
+
+@pytest.mark.parametrize("line", sorted({line for line in SHELL if line.startswith("streambroker ")}))
+def test_commands_are_understood(line):
+    arguments = shlex.split(line)[1:]
+    assert callable(build_parser().parse_args(arguments).run)
+
+
+@pytest.mark.parametrize("block", [block for kind, block in BLOCKS if kind == "python"])
+def test_code_runs(block):
+    subprocess.run([sys.executable, "-c", block], cwd=ROOT, check=True, timeout=60)
+
+
+def test_files_that_are_linked_are_there():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+if __name__ == "__main__":
+    print(options_table(Settings), options_table(KombuOptions), sep="\n\n")  # noqa: T201
