@@ -14,15 +14,21 @@ from importlib import import_module
 from typing import Any
 
 
+def is_green() -> bool:
+    """Whether threads are greenlets here."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    return bool(gevent is not None and gevent.is_module_patched("threading")
+                or eventlet is not None and eventlet.is_monkey_patched("thread"))
+
+
 def original(module: str, name: str) -> Any:
     """`module.name` as it was before any patching."""
+    if not is_green():
+        return getattr(import_module(module), name)
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
         return gevent.get_original(module, name)
-    eventlet = sys.modules.get("eventlet.patcher")
-    if eventlet is not None and eventlet.is_monkey_patched("thread"):
-        return getattr(eventlet.original(module), name)
-    return getattr(import_module(module), name)
+    return getattr(sys.modules["eventlet.patcher"].original(module), name)
 
 
 def start_thread(target: Callable[[], None]) -> int:

@@ -165,6 +165,6 @@ def _word(reply: ReplyError) -> str:
     return str(reply).split(" ", 1)[0]
 
 
-SCRIPTS = ("publish", "delay", "promote", "take", "done", "settle", "reclaim", "adopt", "held", "register", "unregister",
-           "look",
-           "forget", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge", "remove", "replay")
+SCRIPTS = (
+    "publish", "delay", "promote", "take", "done", "settle", "reclaim", "adopt", "held", "register", "unregister",
+    "look", "forget", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge", "remove", "replay")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ... import fork
 from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError
 from ...message import DeadLetter, Message, QueueSpec
+from ...real import is_green, make_lock
 from ...settings import Settings, read_settings
 from .client import CLIENT_OPTIONS, Address, dialer
 from .commands import Commands
@@ -23,9 +24,10 @@ from .holder import Holder
 from .inspector import RedisInspector
 from .keys import GROUP, Keys
 from .link import Link
-from .maintenance import LOOK, Maintenance
+from .maintenance import Maintenance
 from .publisher import Publisher, encode
 from .queues import Queues
+from .registry import Registry
 from .resp import ReplyError, pack
 from .scripts import script
 from .settles import Packer, Settle
@@ -75,9 +77,10 @@ class RedisStreamsEngine:
         #: closed consumers whose deliveries may still be settled, or whose settlements are not yet confirmed
         self._settling: list[RedisConsumer] = []
         self._consuming: dict[str, int] = {}
-        self.registered = False
+        self.registry = Registry(self.keys, self.settings, self.holder)
         self._maintenance: Maintenance | None = None
-        self._lock = threading.Lock()
+        self._lock = make_lock()
+        self.chores: deque[Callable[[], None]] = deque()
 
     # ------------------------------------------------------------------ connections
     def make_link(self, timeout: float | None = None) -> Link:
@@ -103,7 +106,23 @@ class RedisStreamsEngine:
         kind = text.partition(":")[0]
         if now - self._reports.get(kind, -60.0) >= 30.0:
             self._reports[kind] = now
-            logger.log(logging.INFO if calm else logging.WARNING, "%s: %s", self.address, text)
+            self.say(logging.INFO if calm else logging.WARNING, "%s: %s", self.address, text)
+
+    def say(self, level: int, text: str, *values: object) -> None:
+        """Log, also from the keeper's thread: under eventlet its locks cannot be shared between OS threads."""
+        if is_green():
+            self.chores.append(partial(logger.log, level, text, *values))
+        else:
+            logger.log(level, text, *values)
+
+    def do_chores(self) -> None:
+        """What the keeper has left to the threads of the application."""
+        while self.chores:
+            try:
+                chore = self.chores.popleft()
+            except IndexError:
+                return
+            chore()
 
     # ------------------------------------------------------------------ queues
     def declare(self, queue: QueueSpec) -> None:
@@ -117,7 +136,8 @@ class RedisStreamsEngine:
     def delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         if if_unused and self.consumers(queue):
             return -1
-        removed = int(self.commands.script("remove", [self.keys.root(queue)], GROUP, int(if_empty), *self.steps))
+        removed = int(self.commands.script("remove", [self.keys.root(queue)], GROUP, int(if_empty), *self.steps,
+                                           patience=min(1.0, self.settings.publish_timeout)))
         if removed >= 0:
             self.queues.dropped(queue, self.commands)
             if self.commands.call("EXISTS", self.keys.dead(queue)):
@@ -125,8 +145,7 @@ class RedisStreamsEngine:
         return removed
 
     def consumers(self, queue: str) -> int:
-        infos = self.commands.call("HVALS", self.workers_key)
-        return sum(queue in json.loads(info)["queues"] for info in infos)
+        return sum(queue in worker.queues for worker in self.registry.workers(self.commands))
 
     def ready(self, queue: str) -> int:
         return int(self.commands.script("size", [self.keys.root(queue)], GROUP, self.ttl_of(queue), *self.steps)[0])
@@ -178,15 +197,18 @@ class RedisStreamsEngine:
         self.queues.learn(queue)
         if consumer.no_ack and not self.queues.refresh(queue):
             return
-        with self._lock:
-            if not consumer.no_ack:
+        if not consumer.no_ack:
+            with self._lock:
                 self._consuming[queue] = self._consuming.get(queue, 0) + 1
-                self.register(self.commands)
+            self.registry.register(self.commands, self.known_queues())
+        with self._lock:
+            first = self._maintenance is None
             if self._maintenance is None:
                 self._maintenance = Maintenance(self)
-                self._maintenance.start()
-            else:
-                self._maintenance.keeper.wake()
+        if first:
+            self._maintenance.keeper.start()
+        else:
+            self._maintenance.keeper.wake()
 
     def stop_consuming(self, queue: str, consumer: RedisConsumer) -> None:
         if consumer.no_ack:
@@ -197,57 +219,28 @@ class RedisStreamsEngine:
                 self._consuming[queue] = left
             else:
                 self._consuming.pop(queue, None)
-            try:
-                self.register(self.commands, patience=0.0)
-            except StoreConnectionError as error:
-                logger.debug("cannot tell the store which queues are consumed: %s", error)
+        try:
+            self.registry.register(self.commands, self.known_queues(), patience=0.0)
+        except (StoreConnectionError, Closed) as error:
+            logger.debug("cannot tell the store which queues are consumed: %s", error)
 
     def consumed(self) -> list[str]:
         return list(self._consuming)
+
+    def known_queues(self) -> list[str]:
+        """Queues that this process consumes or still holds something of."""
+        return [*self._consuming, *(delivery.queue for delivery in self.holder.mine())]
 
     def refreshes(self, queues: Sequence[str]) -> list[tuple[float, bytes]]:
         """(seconds, command) that keep the transient ones of `queues` in being."""
         return [pair for queue in queues for pair in self.queues.refresh(queue)]
 
     # ------------------------------------------------------------------ for the keeper
-    @property
-    def workers_key(self) -> str:
-        return f"{self.keys.common}:workers"
-
-    def life_key(self, holder: str) -> str:
-        return f"{self.keys.common}:w:{holder}"
-
-    def register(self, commands: Commands, patience: float | None = None) -> None:
-        lease = self.settings.visibility_timeout
-        held = [delivery.queue for delivery in self.holder.mine()]
-        commands.script("register", [self.workers_key, self.life_key(self.holder.name)], self.holder.name,
-                        self.holder.info([*self._consuming, *held], lease), int(lease * 1000), patience=patience)
-        self.registered = True
-
-    @property
-    def look_interval(self) -> float:
-        return min(LOOK, self.settings.visibility_timeout / 3)
-
-    def look_command(self) -> bytes:
-        common, lease = self.keys.common, int(self.settings.visibility_timeout * 1000)
-        keys = [self.workers_key, self.life_key(self.holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
-                f"{common}:server", f"{common}:transient", f"{common}:retry"]
-        return script("look").call(
-            keys, self.holder.name, "", lease, int(self.settings.proof_of_death), self.keys.alive(""),
-            self.life_key(""), lease,
-            int(self.look_interval * 975))
-
-    def gone_keys(self) -> list[str]:
-        return [f"{self.keys.common}:dead", f"{self.keys.common}:retry"]
-
     def reclaim_command(self, queue: str, holder: str, page: int, counted: bool) -> bytes:
         self.queues.learn_limit(queue)
         return script("reclaim").call(
             [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
             int(self.settings.dead_letter_max_age * 1000), int(counted), *self.steps)
-
-    def transient_expired(self, queue: str, commands: Commands) -> None:
-        self.queues.expired(queue, commands)
 
     def oldest_settle(self) -> float | None:
         times = [consumer.driven for consumer in self.consumers_open() if len(consumer.outbox)]
@@ -290,9 +283,13 @@ class RedisStreamsEngine:
                     consumer.outbox.give_back(settles)
                 self.report(f"the store refuses settlements: {reply}")
                 continue
-            self.holder.settled(settles)
-            if isinstance(reply, list) and reply[1]:
-                self.buried(settles[0].queue)
+            self.settled(settles, reply)
+
+    def settled(self, settles: list[Settle], reply: Any) -> None:
+        """The store has confirmed settlements."""
+        self.holder.settled(settles)
+        if isinstance(reply, list) and reply[1]:
+            self.buried(settles[0].queue)
 
     # ------------------------------------------------------------------ dead letters that go elsewhere
     def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
@@ -300,17 +297,15 @@ class RedisStreamsEngine:
         self.buried(queue)
 
     def buried(self, queue: str) -> None:
-        if queue in self._forwards and self._maintenance is not None:
-            self._maintenance.buried.add(queue)
-            self._maintenance.keeper.wake_within(0.0)
+        """A message of `queue` became a dead letter; from any thread."""
+        if queue in self._forwards:
+            self.chores.append(partial(self._forward, queue))
 
-    def forward_buried(self, queue: str) -> None:
-        forward = self._forwards.get(queue)
-        if forward is not None:
-            inspector = self.inspector()
-            for letter in inspector.dead(queue):
-                if forward(letter):
-                    inspector.dead_remove(queue, [letter.id])
+    def _forward(self, queue: str) -> None:
+        inspector = self.inspector()
+        for letter in inspector.dead(queue):
+            if self._forwards[queue](letter):
+                inspector.dead_remove(queue, [letter.id])
 
     # ------------------------------------------------------------------ the rest
     def table(self, name: str) -> RedisTable:
@@ -319,7 +314,7 @@ class RedisStreamsEngine:
     def inspector(self) -> RedisInspector:
         return RedisInspector(self)
 
-    def forked(self, thing: object) -> bool:
+    def forked(self) -> bool:
         return os.getpid() != self._pid
 
     def close(self) -> None:
@@ -342,19 +337,17 @@ class RedisStreamsEngine:
 
     def _goodbye(self) -> None:
         self._publisher.flush()
+        self.do_chores()
         for consumer in self.consumers_open():
             if len(consumer.outbox):
                 self.send_settles(consumer.outbox.take(), self.commands, None)
         names = [self.holder.name, *self.holder.old_names]
-        if self.registered:
+        if self.registry.registered:
             for queue in self.queues.touched:
                 for name in names:
                     while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
                         pass
-            self.commands.script("unregister", [self.workers_key, self.life_key(self.holder.name),
-                                                f"{self.keys.common}:gone", f"{self.keys.common}:server",
-                                                f"{self.keys.common}:gate"], self.holder.name, patience=0.5)
-            self.registered = False
+            self.registry.unregister(self.commands)
         own = self._publisher.own_keys()
         if own:
             self.commands.many([pack("DEL", key) for key in own], 0.5)
@@ -363,8 +356,10 @@ class RedisStreamsEngine:
         consumers, subscriptions, maintenance = [*self._consumers], [*self._subscriptions], self._maintenance
         self.commands.after_fork()
         self._publisher.after_fork()
-        for thing in [*consumers, *subscriptions]:
-            thing.after_fork()
+        for consumer in consumers:
+            consumer.after_fork()
+        for subscription in subscriptions:
+            subscription.after_fork()
         if maintenance is not None:
             maintenance.after_fork()
         self._start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,8 @@ class RedisInspector:
         for step in engine.steps:
             start = "-"
             while len(rows) < limit:
-                page = self._commands.many([pack("XPENDING", engine.keys.stream(queue, step), GROUP, start, "+", PAGE)])[0]
+                stream = engine.keys.stream(queue, step)
+                page = self._commands.many([pack("XPENDING", stream, GROUP, start, "+", PAGE)])[0]
                 if isinstance(page, ReplyError) or not page:
                     break
                 for entry, holder, idle, count in page:
@@ -63,16 +63,7 @@ class RedisInspector:
         return rows[:limit]
 
     def workers(self) -> list[Worker]:
-        engine = self._engine
-        flat = self._commands.call("HGETALL", engine.workers_key)
-        names = [name.decode() for name in flat[::2]]
-        left = self._commands.many([pack("PTTL", engine.life_key(name)) for name in names]) if names else []
-        workers = []
-        for name, text, ms in zip(names, flat[1::2], left, strict=True):
-            info = json.loads(text)
-            seen = info["lease"] - ms / 1000 if ms >= 0 else info["lease"]
-            workers.append(Worker(name, info["host"], info["pid"], tuple(info["queues"]), info["lease"], max(0.0, seen)))
-        return workers
+        return self._engine.registry.workers(self._commands)
 
     def dead(self, queue: str) -> Iterator[DeadLetter]:
         start = "-"
@@ -90,7 +81,8 @@ class RedisInspector:
 
     def _in_pages(self, ids: Collection[str], command: Any) -> int:
         wanted = [entry for entry in ids if re.fullmatch(r"\d+-\d+", entry)]
-        return sum(self._commands.run(command(wanted[start:start + PAGE])) for start in range(0, len(wanted), PAGE))
+        return sum(int(self._commands.run(command(wanted[start:start + PAGE])))
+                   for start in range(0, len(wanted), PAGE))
 
     def delayed(self, queue: str) -> Iterator[Delayed]:
         for member, due in self._scan(queue, None):
@@ -133,14 +125,15 @@ class RedisInspector:
 
     def _remove_members(self, queue: str, members: list[bytes]) -> int:
         key = self._engine.keys.delay(queue)
-        return sum(self._commands.call("ZREM", key, *members[start:start + PAGE])
+        return sum(int(self._commands.call("ZREM", key, *members[start:start + PAGE]))
                    for start in range(0, len(members), PAGE))
 
     def purge(self, queue: str) -> int:
         removed = 0
         while True:
-            count, more = self._commands.script("purge", [self._engine.keys.root(queue)], GROUP, 1000, *self._engine.steps)
-            removed += count
+            root = self._engine.keys.root(queue)
+            count, more = self._commands.script("purge", [root], GROUP, 1000, *self._engine.steps)
+            removed += int(count)
             if not more:
                 return removed
 

@@ -4,7 +4,6 @@ socket and replies come through our reader. That is half the cost of a command, 
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -35,8 +34,8 @@ def translate(error: ReplyError) -> StoreError | StoreConnectionError:
     if word in _AUTH:
         return AuthenticationError(text)
     if word == "WRONGTYPE":
-        return StoreError("a key of ours holds another type: some other program wrote to it; delete or rename that key, "
-                          f"or use another prefix ({text})")
+        return StoreError("a key of ours holds another type: some other program wrote to it; delete or rename that "
+                          f"key, or use another prefix ({text})")
     if word == "NOPERM":
         return StoreError(f"the user lacks a permission: {text}")
     return StoreError(text)
@@ -62,14 +61,14 @@ class Link:
         connection: redis.Connection | None = None
         try:
             connection = self._dial()
-            connection.connect()
+            connection.connect()  # type: ignore[no-untyped-call]
         except redis.exceptions.AuthenticationError as error:
             raise AuthenticationError(str(error)) from error
         except redis.exceptions.BusyLoadingError as error:
             raise StoreUnavailable(str(error)) from error
         except (redis.exceptions.RedisError, OSError) as error:
             if connection is not None:
-                connection.disconnect()
+                connection.disconnect()  # type: ignore[no-untyped-call]
             raise StoreConnectionError(str(error) or type(error).__name__) from error
         self._connection = connection
         self._sock = connection._sock
@@ -83,7 +82,7 @@ class Link:
     def close(self) -> None:
         connection, self._connection, self._sock = self._connection, None, None
         if connection is not None:
-            connection.disconnect()
+            connection.disconnect()  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
         """Forget the socket without a word on it: for the child of a fork."""
@@ -153,7 +152,7 @@ class Link:
                     data = sock.recv(65536)
                 finally:
                     sock.settimeout(self._timeout)
-        except (BlockingIOError, ssl.SSLWantReadError, socket.timeout):
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return None
         except (OSError, ValueError) as error:
             self.close()

@@ -20,10 +20,6 @@ from .settles import Settle
 if TYPE_CHECKING:
     from .engine import RedisStreamsEngine
 
-logger = logging.getLogger(__name__)
-
-#: between two looks, with a short lease a third of it: each is a sign of life, and two of them prove a death
-LOOK = 2.0
 #: entries in one script call, some milliseconds of the server's time
 PAGE = 500
 #: a settlement that waits longer than this is sent by the keeper
@@ -50,12 +46,7 @@ class Maintenance:
         self._unknown: dict[tuple[str, str, int], float] = {}
         #: earliest due time of delayed messages that this process knows of, by queue
         self.due: dict[str, float] = {}
-        #: queues whose dead letters may have to go elsewhere
-        self.buried: set[str] = set()
         self._trouble = 0
-
-    def start(self) -> None:
-        self.keeper.start()
 
     def doubt(self, queue: str) -> None:
         """Something of `queue` may have been handed to this process and never arrived."""
@@ -83,17 +74,15 @@ class Maintenance:
             return min(0.1 * self._trouble, 1.0)
 
     def _work(self, now: float) -> float:
-        if self._engine.registered:
+        if self._engine.registry.registered:
             self._watch_alive(now)
             if now >= self._next_look:
-                self._next_look = now + self._engine.look_interval
+                self._next_look = now + self._engine.registry.look_interval
                 self._look()
         self._refresh_transient(now)
         self._promote(now)
         self._flush_stale(now)
         self._check_doubts(now)
-        if self.buried:
-            self._engine.forward_buried(self.buried.pop())
         if now >= self._next_orphans:
             self._next_orphans = now + ORPHANS
             self._reclaim_orphans()
@@ -101,7 +90,7 @@ class Maintenance:
 
     def _pause(self, now: float) -> float:
         times = [self._next_orphans, *self.due.values()]
-        if self._engine.registered:
+        if self._engine.registry.registered:
             times.append(self._next_look)
             if not self._alive.is_open:
                 times.append(max(self._alive_retry, now))
@@ -132,22 +121,23 @@ class Maintenance:
 
     def _look(self) -> None:
         engine = self._engine
-        known, _, gone, expired = self._commands.run(engine.look_command())
+        known, _, gone, expired = self._commands.run(engine.registry.look_command())
         if not known:
             self._reborn()
             return
         for holder, info in zip(gone[::2], gone[1::2], strict=True):
             self._reclaim(holder.decode(), info.decode())
         for queue in expired:
-            engine.transient_expired(queue.decode("utf-8", "surrogateescape"), self._commands)
+            engine.queues.expired(queue.decode("utf-8", "surrogateescape"), self._commands)
 
     def _reborn(self) -> None:
         """This process was declared gone: it was silent for a lease, or the registry was lost. Under a new name it
         keeps what nobody has taken yet."""
         engine = self._engine
         old, new = engine.holder.rename()
-        engine.register(self._commands)
-        logger.warning("this worker was taken for gone (its lease ended while it was silent); it goes on as %s", new)
+        engine.registry.register(self._commands, engine.known_queues())
+        engine.say(logging.WARNING, "this worker was taken for gone, since it was silent for its lease or the registry was "
+                   "lost; it goes on as %s", new)
         self._adopt(old, new)
         for queue in engine.consumed():
             self._doubts[queue] = time.monotonic()
@@ -156,8 +146,8 @@ class Maintenance:
         streams: dict[tuple[str, int], list[str]] = {}
         mine = {(delivery.queue, delivery.id): delivery for delivery in self._engine.holder.mine()}
         for queue, key in mine:
-            step, _, entry = key.partition(":")
-            streams.setdefault((queue, int(step)), []).append(entry)
+            number, _, entry = key.partition(":")
+            streams.setdefault((queue, int(number)), []).append(entry)
         for (queue, step), entries in streams.items():
             own: set[str] = set()
             for start in range(0, len(entries), PAGE):
@@ -175,7 +165,7 @@ class Maintenance:
             queues = self._engine.consumed()
         for queue in queues:
             self._reclaim_queue(queue, holder)
-        self._commands.script("forget", self._engine.gone_keys(), holder)
+        self._engine.registry.forget(self._commands, holder)
 
     def _reclaim_queue(self, queue: str, holder: str) -> None:
         engine = self._engine
@@ -186,17 +176,17 @@ class Maintenance:
             if not left:
                 break
         if buried:
-            self.buried.add(queue)
+            engine.buried(queue)
         if moved:
-            logger.warning("worker %s is gone: %d messages of queue %s go to others%s", holder, moved - buried, queue,
-                           f", {buried} to the dead letters" if buried else "")
+            engine.say(logging.WARNING, "worker %s is gone: %d messages of queue %s go to others%s", holder,
+                       moved - buried, queue, f", {buried} to the dead letters" if buried else "")
 
     def _reclaim_orphans(self) -> None:
         """Holders that own entries and are in no registry: a reclaimer died between verdict and work, or someone
         removed the registry by hand."""
         engine = self._engine
         queues = engine.consumed()
-        workers = {name.decode() for name in self._commands.call("HKEYS", engine.workers_key)}
+        workers = engine.registry.names(self._commands)
         places = [engine.keys.stream(queue, step) for queue in queues for step in engine.steps]
         replies = self._commands.many([pack("XINFO", "CONSUMERS", place, GROUP) for place in places])
         gone: dict[str, set[str]] = {}
@@ -276,7 +266,7 @@ class Maintenance:
                     back.append(Settle("lost", queue, key, name))
                     self._unknown.pop((queue, key, count), None)
             if back:
-                logger.info("%d messages of queue %s never arrived here: given back", len(back), queue)
+                engine.say(logging.INFO, "%d messages of queue %s never arrived here: given back", len(back), queue)
                 self.flush(back, None)
         for seen, first in list(self._unknown.items()):
             if now - first > 60:

@@ -98,18 +98,20 @@ class Publisher:
             number = b"%d" % first
             request = Request(b"*12\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (
                 head, len(number), number, _PLAIN, len(data), data))
-            self._send([request], producer, first, queue, [data])
+            self._send([request], producer, first, queue, [data], self._deferred)
         return self._receipts(queue, [(request, step)])
 
     def _several(self, queue: str, messages: Sequence[Message], create: bool) -> list[str]:
         groups: dict[tuple[Any, ...], list[tuple[Message, bytes]]] = {}
         for message in messages:
-            group = ("delay",) if message.delay > 0 else ("now", self._step(message), message.expires)
+            group: tuple[Any, ...] = ("delay",) if message.delay > 0 else ("now", self._step(message), message.expires)
             groups.setdefault(group, []).append((message, self._encode(message)))
         everything = [data for rows in groups.values() for _, data in rows]
         with self._commands.lock:
             producer, first = self._number(queue, everything, len(everything))
-            number, requests, steps = first, [], []
+            number = first
+            requests: list[Request] = []
+            steps: list[int | None] = []
             for group, rows in groups.items():
                 build = self._delayed if group[0] == "delay" else self._ready
                 for start in range(0, len(rows), PAGE):
@@ -117,7 +119,8 @@ class Publisher:
                     requests.append(Request(build(producer, queue, number, part, create)))
                     steps.append(None if group[0] == "delay" else group[1])
                     number += len(part)
-            self._send(requests, producer, first, queue, everything)
+            # without `create` the caller wants to know whether the queue is there
+            self._send(requests, producer, first, queue, everything, self._deferred and create)
         return self._receipts(queue, list(zip(requests, steps, strict=True)))
 
     def _step(self, message: Message) -> int:
@@ -134,9 +137,9 @@ class Publisher:
                create: bool) -> bytes:
         message = rows[0][0]
         expiry = "" if message.expires is None else max(1, int(message.expires * 1000))
-        return script("publish").call(
-            self._call_keys(producer, queue, self._keys.stream(queue, self._step(message))), number, int(create), expiry,
-            self.max_lengths.get(queue, 0), GROUP, *(data for _, data in rows))
+        keys = self._call_keys(producer, queue, self._keys.stream(queue, self._step(message)))
+        return script("publish").call(keys, number, int(create), expiry, self.max_lengths.get(queue, 0), GROUP,
+                                      *(data for _, data in rows))
 
     def _delayed(self, producer: Producer, queue: str, number: int, rows: list[tuple[Message, bytes]],
                  create: bool) -> bytes:
@@ -169,10 +172,10 @@ class Publisher:
         return self._producer, self._producer.take(count)
 
     def _send(self, requests: list[Request], producer: Producer, first: int, queue: str,
-              everything: list[bytes]) -> None:
+              everything: list[bytes], deferred: bool) -> None:
         commands = self._commands
         try:
-            if self._deferred:
+            if deferred:
                 commands.settle(0)
                 for request in requests:
                     request.wanted = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 
 from .resp import Word, pack, pack_words
@@ -29,11 +29,11 @@ class Script:
 
 
 def _source(name: str) -> bytes:
-    text = files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
+    text = (files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
     text = re.sub(r"^-- include (\w+)$", lambda found: _source(found[1]).decode(), text, flags=re.M)
     return text.encode()
 
 
-@lru_cache(maxsize=None)
+@cache
 def script(name: str) -> Script:
     return Script(name)

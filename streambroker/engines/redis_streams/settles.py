@@ -1,4 +1,4 @@
-"""Acks and other settlements on their way: queued from any thread, sent in batches, kept until the store has answered."""
+"""Settlements on their way: queued from any thread, sent in batches, kept until the store has answered."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class Packer:
         for rows in groups.values():
             for start in range(0, len(rows), PAGE):
                 part = rows[start:start + PAGE]
-                commands.append((self._done_command(part) if part[0].mode == "done" else self._settle_command(part), part))
+                command = self._done_command(part) if part[0].mode == "done" else self._settle_command(part)
+                commands.append((command, part))
         return commands
 
     def _done_command(self, rows: list[Settle]) -> bytes:

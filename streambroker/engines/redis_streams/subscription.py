@@ -156,11 +156,11 @@ class RedisSubscription:
 
     def close(self) -> None:
         self._closed = True
-        if not self._engine.forked(self):
+        if not self._engine.forked():
             self._link.close()
 
     def _check(self) -> None:
-        if self._closed or self._engine.forked(self):
+        if self._closed or self._engine.forked():
             raise Closed("the subscription is closed")
 
     def after_fork(self) -> None:

@@ -9,7 +9,7 @@ from ...message import Delivery, Message
 from .keys import GROUP, ONCE
 from .link import translate
 from .publisher import decode
-from .resp import ReplyError, pack_words
+from .resp import ReplyError
 from .scripts import script
 
 if TYPE_CHECKING:
