@@ -93,7 +93,7 @@ def _names() -> dict[str, str]:
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     low, high, choices = (field.metadata[k] for k in ("low", "high", "choices"))
-    kind = type(field.default)
+    kind: type = type(field.default)
     if value is None:
         if field.name == "delivery_limit":
             return None

@@ -112,7 +112,7 @@ class RedisConsumer:
         self._pull.turn(now, limit, arm=arm, take=take)
         self.driven = now
         if self._engine.chores:
-            self._engine.do_chores()
+            self._engine.chores.do()
         inbox = self._pull.inbox
         if not inbox or limit <= 0:
             self._more = False

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +14,9 @@ from ... import fork
 from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError
 from ...message import DeadLetter, Message, QueueSpec
-from ...real import is_green, make_lock
+from ...real import make_lock
 from ...settings import Settings, read_settings
+from .chores import Chores
 from .client import CLIENT_OPTIONS, Address, dialer
 from .commands import Commands
 from .consumer import RedisConsumer
@@ -53,7 +53,6 @@ class RedisStreamsEngine:
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, self.queues.published)
         self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
-        self._reports: dict[str, float] = {}
         self._start()
         fork.register(self)
 
@@ -80,7 +79,7 @@ class RedisStreamsEngine:
         self.registry = Registry(self.keys, self.settings, self.holder)
         self._maintenance: Maintenance | None = None
         self._lock = make_lock()
-        self.chores: deque[Callable[[], None]] = deque()
+        self.chores = Chores(str(self.address))
 
     # ------------------------------------------------------------------ connections
     def make_link(self, timeout: float | None = None) -> Link:
@@ -99,30 +98,6 @@ class RedisStreamsEngine:
         finally:
             link.close()
         return time.monotonic() - start
-
-    def report(self, text: str, calm: bool = False) -> None:
-        """One log line for a trouble, repeated at most twice a minute."""
-        now = time.monotonic()
-        kind = text.partition(":")[0]
-        if now - self._reports.get(kind, -60.0) >= 30.0:
-            self._reports[kind] = now
-            self.say(logging.INFO if calm else logging.WARNING, "%s: %s", self.address, text)
-
-    def say(self, level: int, text: str, *values: object) -> None:
-        """Log, also from the keeper's thread: under eventlet its locks cannot be shared between OS threads."""
-        if is_green():
-            self.chores.append(partial(logger.log, level, text, *values))
-        else:
-            logger.log(level, text, *values)
-
-    def do_chores(self) -> None:
-        """What the keeper has left to the threads of the application."""
-        while self.chores:
-            try:
-                chore = self.chores.popleft()
-            except IndexError:
-                return
-            chore()
 
     # ------------------------------------------------------------------ queues
     def declare(self, queue: QueueSpec) -> None:
@@ -281,7 +256,7 @@ class RedisStreamsEngine:
             if isinstance(reply, ReplyError):
                 if consumer is not None:
                     consumer.outbox.give_back(settles)
-                self.report(f"the store refuses settlements: {reply}")
+                self.chores.report(f"the store refuses settlements: {reply}")
                 continue
             self.settled(settles, reply)
 
@@ -299,7 +274,7 @@ class RedisStreamsEngine:
     def buried(self, queue: str) -> None:
         """A message of `queue` became a dead letter; from any thread."""
         if queue in self._forwards:
-            self.chores.append(partial(self._forward, queue))
+            self.chores.add(partial(self._forward, queue))
 
     def _forward(self, queue: str) -> None:
         inspector = self.inspector()
@@ -337,7 +312,7 @@ class RedisStreamsEngine:
 
     def _goodbye(self) -> None:
         self._publisher.flush()
-        self.do_chores()
+        self.chores.do()
         for consumer in self.consumers_open():
             if len(consumer.outbox):
                 self.send_settles(consumer.outbox.take(), self.commands, None)

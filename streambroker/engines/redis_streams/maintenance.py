@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PAGE = 500
 #: a settlement that waits longer than this is sent by the keeper
 STALE = 0.1
+#: when an answer that may have gone nowhere is searched, after the doubt arose: it shows soon, but a server that still
+#: believes in a dead connection ends its wait within the block time
+CHECKS = (0.2, 0.8, 2.0, 4.0, 8.0, 12.0, 20.0)
 #: how often groups are searched for holders that nobody knows
 ORPHANS = 300.0
 
@@ -42,7 +45,8 @@ class Maintenance:
         self._next_look = 0.0
         self._next_orphans = 0.0
         self._next_full_check = 0.0
-        self._doubts: dict[str, float] = {}
+        #: since when, and when to look next
+        self._doubts: dict[str, tuple[float, float]] = {}
         self._unknown: dict[tuple[str, str, int], float] = {}
         #: earliest due time of delayed messages that this process knows of, by queue
         self.due: dict[str, float] = {}
@@ -50,8 +54,9 @@ class Maintenance:
 
     def doubt(self, queue: str) -> None:
         """Something of `queue` may have been handed to this process and never arrived."""
-        self._doubts[queue] = time.monotonic()
-        self.keeper.wake_within(0.3)
+        now = time.monotonic()
+        self._doubts[queue] = now, now + CHECKS[0]
+        self.keeper.wake_within(CHECKS[0])
 
     def expect_due(self, queue: str, when: float) -> None:
         known = self.due.get(queue)
@@ -65,12 +70,12 @@ class Maintenance:
             pause = self._work(time.monotonic())
             if self._trouble:
                 self._trouble = 0
-                self._engine.report("the keeper works again", calm=True)
+                self._engine.chores.report("the keeper works again", calm=True)
             return pause
         except (StoreConnectionError, StoreError) as error:
             self._trouble += 1
             self._next_look = 0.0
-            self._engine.report(f"the keeper cannot renew leases now: {error}")
+            self._engine.chores.report(f"the keeper cannot renew leases now: {error}")
             return min(0.1 * self._trouble, 1.0)
 
     def _work(self, now: float) -> float:
@@ -97,7 +102,7 @@ class Maintenance:
         times += [consumer.plan.next_refresh + 0.5 for consumer in self._engine.consumers_open() if not consumer.closed]
         if self._engine.oldest_settle() is not None:
             times.append(now + STALE)
-        times += [self._next_check(queue, since, now) for queue, since in self._doubts.items()]
+        times += [check for _, check in self._doubts.values()]
         return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------------ life and death
@@ -136,11 +141,12 @@ class Maintenance:
         engine = self._engine
         old, new = engine.holder.rename()
         engine.registry.register(self._commands, engine.known_queues())
-        engine.say(logging.WARNING, "this worker was taken for gone, since it was silent for its lease or the registry was "
+        engine.chores.say(logging.WARNING, "this worker was taken for gone, since it was silent for its lease "
+                          "or the registry was "
                    "lost; it goes on as %s", new)
         self._adopt(old, new)
         for queue in engine.consumed():
-            self._doubts[queue] = time.monotonic()
+            self.doubt(queue)
 
     def _adopt(self, old: str, new: str) -> None:
         streams: dict[tuple[str, int], list[str]] = {}
@@ -178,7 +184,7 @@ class Maintenance:
         if buried:
             engine.buried(queue)
         if moved:
-            engine.say(logging.WARNING, "worker %s is gone: %d messages of queue %s go to others%s", holder,
+            engine.chores.say(logging.WARNING, "worker %s is gone: %d messages of queue %s go to others%s", holder,
                        moved - buried, queue, f", {buried} to the dead letters" if buried else "")
 
     def _reclaim_orphans(self) -> None:
@@ -228,23 +234,19 @@ class Maintenance:
     def flush(self, batch: list[Settle], consumer: object) -> None:
         self._engine.send_settles(batch, self._commands, consumer)
 
-    @staticmethod
-    def _next_check(queue: str, since: float, now: float) -> float:
-        """Answers that went nowhere show soon; a server that still believes in a dead connection ends its wait within
-        the block time."""
-        age = now - since
-        return since + (0.2 if age < 0.2 else 1.0 if age < 1.0 else 2.5 if age < 2.5 else 8.0 if age < 8.0 else 20.0)
-
     def _check_doubts(self, now: float) -> None:
-        lease = self._engine.settings.visibility_timeout
         if now >= self._next_full_check:
-            self._next_full_check = now + max(lease, 10.0)
+            self._next_full_check = now + max(self._engine.settings.visibility_timeout, 10.0)
             for queue in self._engine.consumed():
-                self._doubts.setdefault(queue, now - 10.0)
-        for queue, since in list(self._doubts.items()):
-            self._find_unknown(queue, now)
-            if now - since > 20.0:
-                self._doubts.pop(queue, None)
+                self._doubts.setdefault(queue, (now - CHECKS[-2], now))
+        for queue, (since, check) in list(self._doubts.items()):
+            if now >= check:
+                self._find_unknown(queue, now)
+                later = [since + after for after in CHECKS if since + after > now]
+                if later:
+                    self._doubts[queue] = since, later[0]
+                else:
+                    self._doubts.pop(queue, None)
 
     def _find_unknown(self, queue: str, now: float) -> None:
         """Entries that the store has under our name and that no consumer here knows, although all of them have read
@@ -266,7 +268,8 @@ class Maintenance:
                     back.append(Settle("lost", queue, key, name))
                     self._unknown.pop((queue, key, count), None)
             if back:
-                engine.say(logging.INFO, "%d messages of queue %s never arrived here: given back", len(back), queue)
+                engine.chores.say(logging.INFO, "%d messages of queue %s never arrived here: given back", len(back),
+                                  queue)
                 self.flush(back, None)
         for seen, first in list(self._unknown.items()):
             if now - first > 60:

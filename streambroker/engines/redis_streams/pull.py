@@ -166,7 +166,7 @@ class Pull:
             loads = [script(name).load for name in ("take", "done", "settle", "declare")]
             pipe.send(loads, [Expected("load", None, late) for _ in loads])
             return
-        self._engine.report(f"the store refuses to work for consumers: {text}")
+        self._engine.chores.report(f"the store refuses to work for consumers: {text}")
         self._rest_until = time.monotonic() + REST
         if word in DEMOTED:
             raise StoreConnectionError(text)
@@ -201,7 +201,7 @@ class Pull:
                 raise StoreConnectionError(f"the store cannot be reached: {error}") from error
             return
         if self._tries:
-            self._engine.report("connected again", calm=True)
+            self._engine.chores.report("connected again", calm=True)
         self._down_since, self._tries = None, 0
 
     def _stop_waiting(self) -> None:

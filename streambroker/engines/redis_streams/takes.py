@@ -93,7 +93,8 @@ def to_deliveries(engine: RedisStreamsEngine, consumer: RedisConsumer, queues: l
     for row in reply[1:]:
         queue = queues[row[0] - 1]
         if len(row) == 2:
-            engine.report(f"queue {queue!r} cannot be read: {translate(ReplyError(row[1].decode(errors='replace')))}")
+            refusal = translate(ReplyError(row[1].decode(errors="replace")))
+            engine.chores.report(f"queue {queue!r} cannot be read: {refusal}")
             continue
         _, step, entry, count, back, fields = row
         entry_id = f"{step.decode()}:{entry.decode()}"
