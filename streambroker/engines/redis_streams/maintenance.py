@@ -142,8 +142,7 @@ class Maintenance:
         old, new = engine.holder.rename()
         engine.registry.register(self._commands, engine.known_queues())
         engine.chores.say(logging.WARNING, "this worker was taken for gone, since it was silent for its lease "
-                          "or the registry was "
-                   "lost; it goes on as %s", new)
+                          "or the registry was lost; it goes on as %s", new)
         self._adopt(old, new)
         for queue in engine.consumed():
             self.doubt(queue)

@@ -96,7 +96,7 @@ class Publisher:
             producer, first = self._number(queue, [data], 1)
             head = producer.heads.get((queue, step)) or self._prepare(producer, queue, step)
             number = b"%d" % first
-            request = Request(b"*12\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (
+            request = Request(b"*13\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (
                 head, len(number), number, _PLAIN, len(data), data))
             self._send([request], producer, first, queue, [data], self._deferred)
         return self._receipts(queue, [(request, step)])
@@ -150,12 +150,12 @@ class Publisher:
             expiry = "" if message.expires is None else max(1, int(message.expires * 1000))
             words += [f"{message.delay * 1000:.3f}", expiry,
                       b"%b\n%b.%d\n%d\n0\n" % (name, producer.name.encode(), self._delays, self._step(message)), data]
-        keys = [*self._call_keys(producer, queue, self._keys.delay(queue)), self._keys.stream(queue, 0)]
-        return script("delay").call(keys, *words)
+        return script("delay").call(self._call_keys(producer, queue, self._keys.delay(queue)), *words)
 
     def _call_keys(self, producer: Producer, queue: str, target: str) -> list[str]:
         self._used.add((queue, producer.name))
-        return [target, self._keys.bell(queue), self._keys.producer(queue, producer.name)]
+        return [target, self._keys.bell(queue), self._keys.producer(queue, producer.name),
+                self._keys.stream(queue, 0)]
 
     def _prepare(self, producer: Producer, queue: str, step: int) -> bytes:
         _, head = script("publish").prepared(self._call_keys(producer, queue, self._keys.stream(queue, step)))

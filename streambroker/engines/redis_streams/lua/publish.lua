@@ -1,12 +1,12 @@
 -- publish: append messages of one priority step, once each even when the call is repeated.
--- KEYS: 1 stream, 2 bell, 3 producer's last sequence
--- ARGV: 1 sequence of the first message, 2 create (1, or 0: only into a stream that is there), 3 expiry in ms or '',
+-- KEYS: 1 stream, 2 bell, 3 producer's last sequence, 4 stream of the first step
+-- ARGV: 1 sequence of the first message, 2 create (1, or 0: only into a queue that is there), 3 expiry in ms or '',
 --       4 greatest number of ready messages or 0, 5 group, 6... messages
 -- Returns: {fresh, id...}: fresh 1 when the stream was made, -1 when it is not there and create is 0; '' as the id of a
 -- message that an earlier call has stored.
 -- Crash: before it nothing is stored; after it all are, and a repeat with the same sequence changes nothing.
 local there = redis.call('EXISTS', KEYS[1])
-if there == 0 and ARGV[2] == '0' then return {-1} end
+if there == 0 and ARGV[2] == '0' and redis.call('EXISTS', KEYS[4]) == 0 then return {-1} end
 local out = {1 - there}
 local first = tonumber(ARGV[1])
 local last = tonumber(redis.call('GET', KEYS[3]) or '0')
@@ -29,6 +29,10 @@ for i = 6, #ARGV do
   end
 end
 if added > 0 then
+  if there == 0 and KEYS[4] ~= KEYS[1] then
+    local ttl = redis.call('PTTL', KEYS[4])
+    if ttl > 0 then redis.call('PEXPIRE', KEYS[1], ttl) end
+  end
   redis.call('SET', KEYS[3], string.format('%.0f', first + #ARGV - 6), 'PX', 300000)
   if redis.call('LLEN', KEYS[2]) < 1 then
     redis.call('RPUSH', KEYS[2], '1')
