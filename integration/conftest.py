@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from integration.base import leftovers
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from streambroker.testing.faults import Proxy
@@ -100,12 +101,10 @@ def prefix() -> str:
 
 @pytest.fixture
 def at_base(server: RedisServer, prefix: str) -> Iterator[None]:
-    """Fails unless, when the test is over, the server soon holds what it held before: keys of this test's prefix, their
-    sizes, listened channels."""
-    before = server.base(f"{prefix}*")
+    """Fails unless, when the test is over and its workers are gone, nothing of its jobs is left on the server. Ask for
+    it before `celery`, so that it looks after that has ended the workers."""
     yield
-    wait_until(lambda: not before.difference(server.base(f"{prefix}*")), 15,
-               f"base size: {before.difference(server.base(f'{prefix}*'))}", pause=0.1)
+    wait_until(lambda: not leftovers(server, prefix), 40, f"nothing left: {leftovers(server, prefix)}", pause=0.2)
 
 
 @pytest.fixture

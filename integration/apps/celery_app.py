@@ -64,7 +64,7 @@ def make_app(settings: AppSettings) -> Celery:
         note("start", task, name, redelivered=info.get("redelivered"), routing_key=info.get("routing_key"),
              priority=info.get("priority"), headers=_plain(task.request.headers))
 
-    @app.task(name="work", bind=True)
+    @app.task(name="work", shared=False, bind=True)
     def work(self: Task, name: str, seconds: float = 0.0, padding: str = "") -> str:
         """Sleep `seconds`; returns its name."""
         begin(self, name)
@@ -73,7 +73,7 @@ def make_app(settings: AppSettings) -> Celery:
         note("end", self, name)
         return name
 
-    @app.task(name="spin", bind=True)
+    @app.task(name="spin", shared=False, bind=True)
     def spin(self: Task, name: str, seconds: float) -> None:
         """Burn CPU in Python code."""
         begin(self, name)
@@ -82,14 +82,14 @@ def make_app(settings: AppSettings) -> Celery:
             sum(i * i for i in range(1000))
         note("end", self, name)
 
-    @app.task(name="hog", bind=True)
+    @app.task(name="hog", shared=False, bind=True)
     def hog(self: Task, name: str, size: int) -> None:
         """One C call that keeps the interpreter lock; each further `size` doubles its time, 25 is some seconds."""
         begin(self, name)
         re.match(r"(a+)+$", "a" * size + "b")
         note("end", self, name)
 
-    @app.task(name="hold", bind=True)
+    @app.task(name="hold", shared=False, bind=True)
     def hold(self: Task, name: str, flag: str = "release") -> None:
         """Run until the flag file is there."""
         begin(self, name)
@@ -97,7 +97,7 @@ def make_app(settings: AppSettings) -> Celery:
             time.sleep(0.05)
         note("end", self, name)
 
-    @app.task(name="retrying", bind=True, max_retries=None)
+    @app.task(name="retrying", shared=False, bind=True, max_retries=None)
     def retrying(self: Task, name: str, times: int, countdown: float = 0.0) -> None:
         """Ask for `times` retries, then end."""
         begin(self, name)
@@ -105,7 +105,7 @@ def make_app(settings: AppSettings) -> Celery:
             raise self.retry(countdown=countdown)
         note("end", self, name)
 
-    @app.task(name="failing", bind=True)
+    @app.task(name="failing", shared=False, bind=True)
     def failing(self: Task, name: str) -> None:
         """Raise, unless the flag file `fixed` is there."""
         begin(self, name)
@@ -113,7 +113,7 @@ def make_app(settings: AppSettings) -> Celery:
             raise RuntimeError("as asked")
         note("end", self, name)
 
-    @app.task(name="rejecting", bind=True)
+    @app.task(name="rejecting", shared=False, bind=True)
     def rejecting(self: Task, name: str, requeue: bool = False, times: int = 1_000_000) -> None:
         """Raise Reject the first `times` times; counted by files among the flags."""
         begin(self, name)
@@ -123,7 +123,7 @@ def make_app(settings: AppSettings) -> Celery:
             raise Reject("as asked", requeue=requeue)
         note("end", self, name)
 
-    @app.task(name="poison", bind=True)
+    @app.task(name="poison", shared=False, bind=True)
     def poison(self: Task, name: str, pause: float = 0.1) -> None:
         """Kill the own process, unless the flag file `fixed` is there."""
         begin(self, name)
@@ -133,7 +133,7 @@ def make_app(settings: AppSettings) -> Celery:
             os.kill(os.getpid(), signal.SIGKILL)
         note("end", self, name)
 
-    @app.task(name="publishing", bind=True)
+    @app.task(name="publishing", shared=False, bind=True)
     def publishing(self: Task, name: str, names: list[str]) -> None:
         """Publish a `work` for each of `names`."""
         begin(self, name)
@@ -142,11 +142,11 @@ def make_app(settings: AppSettings) -> Celery:
             append(settings.ledger, "published", each, due=0.0)
         note("end", self, name)
 
-    @app.task(name="add", ignore_result=False)
+    @app.task(name="add", shared=False, ignore_result=False)
     def add(x: float, y: float) -> float:
         return x + y
 
-    @app.task(name="total", bind=True, ignore_result=False)
+    @app.task(name="total", shared=False, bind=True, ignore_result=False)
     def total(self: Task, numbers: list[float], name: str) -> float:
         """The body of a chord."""
         begin(self, name)
