@@ -1,0 +1,28 @@
+"""What a prefix may leave on a server when all its jobs are done and all its workers are gone."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from streambroker.testing.servers import RedisServer
+
+#: key pattern, size pattern: what does not grow with the number of jobs
+_BOOKKEEPING = (
+    ("*:{@}:server", "*"),
+    ("*:{@}:[tv]:*", "*"),  # declared queues, exchanges, bindings, and their versions
+    ("*:s:*", "stream of 0*"),
+    ("*:bell", "list of 1"),
+    ("*:p:*", "string*"),  # last sequence of a producer, gone after some minutes
+)
+
+
+def leftovers(server: RedisServer, prefix: str) -> list[str]:
+    """Messages, unsettled deliveries, consumers, workers and delays that are still there, a line each."""
+    return [f"db {place[0]} {place[1]}: {size}" for place, size in sorted(server.base(f"{prefix}*").keys.items())
+            if not _is_bookkeeping(place[1], size)]
+
+
+def _is_bookkeeping(key: str, size: str) -> bool:
+    if "consumers" in size and not size.endswith("0 pending, 0 consumers"):
+        return False
+    return any(fnmatchcase(key, name) and fnmatchcase(size, allowed) for name, allowed in _BOOKKEEPING)
