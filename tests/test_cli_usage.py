@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from streambroker.cli import main
-from streambroker.cli.failures import masked
 from streambroker.cli.entry import build_parser
+from streambroker.cli.failures import masked
 from streambroker.cli.output import age, plain, print_table
 
 COMMANDS = ["queues", "workers", "dead ls", "dead show", "dead replay", "dead rm", "dead purge", "delayed ls",
