@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["DeadLetter", "Delivery", "Message", "QueueSpec", "QueueStats", "StreambrokerError", "__version__", "connect"]
+__all__ = [
+    "DeadLetter", "Delivery", "Message", "QueueSpec", "QueueStats", "StreambrokerError", "__version__", "connect"]
 
 if TYPE_CHECKING:
     from .connection import connect

@@ -26,7 +26,8 @@ def connect(url: str, **options: Any) -> Engine:
         try:
             from .engines.redis_streams.engine import RedisStreamsEngine
         except ImportError as error:
-            raise ConfigurationError(f"{scheme}:// needs the redis package: pip install 'streambroker[redis]'") from error
+            raise ConfigurationError(
+                f"{scheme}:// needs the redis package: pip install 'streambroker[redis]'") from error
         return RedisStreamsEngine.from_url(url, **options)
     if scheme == "memory":
         from .engines.memory import MemoryEngine
