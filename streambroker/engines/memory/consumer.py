@@ -183,13 +183,12 @@ class MemoryConsumer(Receiver):
         while limit > 0:
             for name in self._order():
                 queue = self.store.queues.get(name)
-                entry = queue and queue.next_for(self.engine.holder, self.store.now)
-                if queue and entry:
+                delivery = queue and self.store.hand_out(queue, self.engine.holder, no_ack=self._no_ack)
+                if delivery:
                     break
             else:
                 return
             self._turn = self._queues.index(name) + 1
-            delivery = self.store.hand_out(queue, entry, self.engine.holder, no_ack=self._no_ack)
             if not self._no_ack:
                 self._held[delivery] = None
             limit -= 1
@@ -204,7 +203,8 @@ class MemoryConsumer(Receiver):
 
     def _has_something(self) -> bool:
         queues = [self.store.queues[name] for name in self._queues if name in self.store.queues]
-        ready = self._armed and any(queue.next_for(self.engine.holder, self.store.now) for queue in queues)
+        holder, now = self.engine.holder, self.store.now
+        ready = self._armed and any(queue.choose(holder, now).entry for queue in queues)
         return ready or any(self._offers())
 
     def _next_event(self) -> float | None:

@@ -9,6 +9,7 @@ import uuid
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from ...message import Delivery, Message, QueueSpec
 from ...settings import Settings
@@ -49,10 +50,31 @@ class Entry:
         return self.message.priority, self.seq
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A last-chance message that is out. Until its time is over the holder gets no other such message, and nothing at
+    all when it is `strict`."""
+
+    entry: Entry
+    strict: bool
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a holder gets next. `last`: it is its last chance; `strict`: which it must have alone. `waits`: nothing,
+    until the holder is empty and can have such a message alone."""
+
+    entry: Entry | None = None
+    last: bool = False
+    strict: bool = False
+    waits: bool = False
+
+
 class Queue:
     """`ready` is sorted by place, so that whatever comes back is where it was, `again` are those of it that were
     delivered before; `held` is by holder, in hand-out order; `trials` are the last-chance messages that are out, at
-    most one for each holder."""
+    most one for each holder, `waits` until when holders empty themselves for one."""
 
     def __init__(self, spec: QueueSpec, touched: float) -> None:
         self.spec = spec
@@ -61,7 +83,8 @@ class Queue:
         self.again: set[Entry] = set()
         self.delayed: list[tuple[float, int, Entry]] = []
         self.held: dict[Holder, dict[Entry, None]] = {}
-        self.trials: dict[Holder, Entry] = {}
+        self.trials: dict[Holder, Trial] = {}
+        self.waits: dict[Holder, float] = {}
 
     def waiting(self) -> int:
         return len(self.ready) + len(self.delayed)
@@ -116,15 +139,36 @@ class Queue:
         limit = self.limit(holder)
         return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
 
-    def next_for(self, holder: Holder, now: float) -> Entry | None:
-        """What `holder` would get now: of the first step that has something, a last chance, or the oldest message."""
-        limit, held, trial = self.limit(holder), self.held.get(holder), self.trials.get(holder)
-        if trial and trial.count > limit and now < trial.since + holder.settings.visibility_timeout:
-            return None
-        chances = {entry for entry in self.again if self.last_chance(entry, holder)}
-        open_to = [entry for entry in chances if not trial and not (entry.count >= limit and held)]
-        chance = min(open_to, key=lambda each: each.place, default=None)
-        plain = next((entry for entry in self.ready if entry not in chances), None)
-        if chance and (plain is None or chance.message.priority <= plain.message.priority):
-            return chance
-        return plain
+    def choose(self, holder: Holder, now: float) -> Choice:
+        """What `holder` would get now: of the first step that has something a last chance, else the oldest message."""
+        held, waits = self.held.get(holder), self.waits.get(holder)
+        lapsed = waits is not None and waits <= now
+        if waits is not None and held and not lapsed:
+            return Choice(waits=True)
+        trial = self.trials.get(holder)
+        if trial and trial.until <= now:
+            trial = None
+        if trial and trial.strict:
+            return Choice()
+        suspects = sorted((each for each in self.again if self.last_chance(each, holder)), key=lambda each: each.place)
+        for step, entries in groupby(self.ready, lambda each: each.message.priority):
+            if not trial:
+                waits = False
+                for suspect in [each for each in suspects if each.message.priority == step]:
+                    alone = suspect.count >= self.limit(holder) and not lapsed
+                    if not (alone and held):
+                        return Choice(suspect, last=True, strict=alone)
+                    waits = True
+                if waits and not any(till > now for other, till in self.waits.items() if other is not holder):
+                    return Choice(waits=True)
+            plain = next((entry for entry in entries if entry not in suspects), None)
+            if plain:
+                return Choice(plain)
+        return Choice()
+
+    def wait(self, holder: Holder, choice: Choice, now: float) -> None:
+        """Note whether `holder` gets nothing until it is empty, for a lease at most."""
+        if not choice.waits:
+            self.waits.pop(holder, None)
+        elif holder not in self.waits:
+            self.waits[holder] = now + holder.settings.visibility_timeout

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...message import DeadLetter, Delivery, Message, QueueSpec
-from .queue import Entry, Holder, Queue
+from .queue import Entry, Holder, Queue, Trial
 
 Clock = Callable[[], float]
 
@@ -120,10 +120,15 @@ class Store:
 
     # The way out
 
-    def hand_out(self, queue: Queue, entry: Entry, holder: Holder, *, no_ack: bool) -> Delivery:
+    def hand_out(self, queue: Queue, holder: Holder, *, no_ack: bool) -> Delivery | None:
+        choice = queue.choose(holder, self.now)
+        queue.wait(holder, choice, self.now)
+        entry = choice.entry
+        if entry is None:
+            return None
         queue.take_out(entry)
-        if queue.last_chance(entry, holder) and not no_ack:
-            queue.trials[holder] = entry
+        if choice.last and not no_ack:
+            queue.trials[holder] = Trial(entry, choice.strict, self.now + holder.settings.visibility_timeout)
         entry.count += 1
         delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry))
         if no_ack:
@@ -137,6 +142,7 @@ class Store:
         """Everything that the holder still has goes back uncounted."""
         self.holders.remove(holder)
         for queue in self.queues.values():
+            queue.waits.pop(holder, None)
             for entry in list(queue.held.get(holder, ())):
                 self._lose(queue, entry)
                 self.give_back(queue, entry, counted=False)
@@ -183,7 +189,7 @@ class Store:
         del held[entry]
         if not held:
             del queue.held[holder]
-        if queue.trials.get(holder) is entry:
+        if holder in queue.trials and queue.trials[holder].entry is entry:
             del queue.trials[holder]
         entry.holder = entry.delivery = None
 
@@ -202,7 +208,7 @@ class Store:
             return None
         times = [queue.delayed[0][0]] if queue.delayed else []
         times += [holder.died + holder.settings.visibility_timeout for holder in queue.held if holder.died is not None]
-        times += [trial.since + holder.settings.visibility_timeout for holder, trial in queue.trials.items()]
+        times += [trial.until for trial in queue.trials.values()] + list(queue.waits.values())
         return min((time for time in times if time > self.now), default=None)
 
     def _time_passes(self) -> None:
@@ -238,10 +244,12 @@ class Store:
         for queue in self.queues.values():
             lost = list(queue.held.get(holder, ()))
             trial = queue.trials.get(holder)
+            queue.waits.pop(holder, None)
             limit = queue.limit(holder)
             for entry in lost:
                 self._lose(queue, entry)
-                if limit and (entry.count >= 2 * limit or entry is trial and len(lost) == 1):
+                suspect = trial is not None and trial.entry is entry
+                if limit and suspect and (len(lost) == 1 or entry.count >= 2 * limit):
                     self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died")
                     continue
                 self.give_back(queue, entry)

@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 #: beyond this many queues the turn does not change with every take: preparing it would cost more than it brings
 ROTATED = 32
+#: how long (seconds, at most a lease) a message on its last allowed delivery is kept apart from other such messages
+TRIAL = 5.0
 
 
 class TakePlan:
@@ -77,7 +79,7 @@ class TakePlan:
         queues = self.queues[turn:] + self.queues[:turn]
         steps = engine.steps
         words: list[Any] = [GROUP, ONCE if self._no_ack else engine.holder.name, int(self._no_ack), int(look),
-                            int(engine.settings.visibility_timeout * 1000), len(steps), *steps]
+                            int(min(engine.settings.visibility_timeout, TRIAL) * 1000), len(steps), *steps]
         for queue in queues:
             words += [0 if self._no_ack else engine.limit_of(queue), engine.ttl_of(queue)]
         count, packed = script("take").prepared([engine.keys.root(queue) for queue in queues], *words)

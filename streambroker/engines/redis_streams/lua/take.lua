@@ -2,7 +2,7 @@
 -- last-chance and handed-back ones first, then new ones. Promotes what is due.
 -- KEYS: roots of the queues in the order to serve them; all keys of a queue start with its root and share its slot
 -- ARGV: 1 group, 2 holder, 3 no-ack 0/1, 4 look for handed-back ones even without their mark 0/1,
---       5 how long (ms) a strict trial keeps other messages from the holder, 6 count of steps, then the steps,
+--       5 how long (ms) a trial keeps other last-chance messages (a strict one: all others) from the holder, 6 count of steps, then the steps,
 --       then for each queue: delivery limit or 0, message TTL in ms or 0; last: n
 -- Returns: {ms until the next delayed message is due or -1, entries...}; an entry is
 --   {queue number, step, id, count, came back 0/1, fields}, or {queue number, error text} for a queue that failed.
@@ -61,13 +61,14 @@ for q = 1, #KEYS do
       if not strict then redis.call('HDEL', trials, me) end
       trial = strict
     elseif trial then
-      local step, id, until_ms = string.match(trial, '^(%d+)|([^|]+)|(%d+)$')
+      local step, id, alone_ms, until_ms = string.match(trial, '^(%d+)|([^|]+)|(%d+)|(%d+)$')
       local p = step and redis.pcall('XPENDING', root .. ':s:' .. step, group, id, id, 1, me)
       if not p or p.err or #p == 0 then
         redis.call('HDEL', trials, me)
         trial = false
-      elseif tonumber(until_ms) > now then
-        strict = true
+      else
+        -- whoever lives through its time is not waited for: a long task would hold up all other suspects
+        trial, strict = tonumber(until_ms) > now, tonumber(alone_ms) > now
       end
     end
   end
@@ -135,8 +136,8 @@ for q = 1, #KEYS do
         local before = given
         reclaimed(stream, step, {row})
         if given > before and limit > 0 and not noack then
-          local till = alone and now + tonumber(ARGV[5]) or 0
-          redis.call('HSET', trials, me, step .. '|' .. row[1] .. '|' .. string.format('%.0f', till))
+          local till = now + ARGV[5]
+          redis.call('HSET', trials, me, string.format('%s|%s|%.0f|%.0f', step, row[1], alone and till or 0, till))
           trial, strict = true, alone
         end
         if given > before then return end
