@@ -5,35 +5,43 @@
 -- Returns: {fresh, id...}: fresh 1 when the stream was made, -1 when it is not there and create is 0; '' as the id of a
 -- message that an earlier call has stored.
 -- Crash: before it nothing is stored; after it all are, and a repeat with the same sequence changes nothing.
-local there = redis.call('EXISTS', KEYS[1])
-if there == 0 and ARGV[2] == '0' and redis.call('EXISTS', KEYS[4]) == 0 then return {-1} end
-local out = {1 - there}
-local first = tonumber(ARGV[1])
-local last = tonumber(redis.call('GET', KEYS[3]) or '0')
-local added = 0
+local first, count = tonumber(ARGV[1]), #ARGV - 5
+-- one command tells the last sequence and stores the new one; a repeat puts it back
+local new = count == 1 and ARGV[1] or string.format('%.0f', first + count - 1)
+local last = tonumber(redis.call('SET', KEYS[3], new, 'PX', 300000, 'GET') or '0')
+if last >= first + count then redis.call('SET', KEYS[3], string.format('%.0f', last), 'PX', 300000) end
 local expiry
 if ARGV[3] ~= '' then
   local t = redis.call('TIME')
   expiry = string.format('%.0f', t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[3])
 end
+local out, added = {0}, 0
 for i = 6, #ARGV do
   if first + i - 6 > last then
+    local words = {KEYS[1], 'NOMKSTREAM', '*', 'm', ARGV[i]}
     if expiry then
-      out[#out + 1] = redis.call('XADD', KEYS[1], '*', 'm', ARGV[i], 'x', expiry)
-    else
-      out[#out + 1] = redis.call('XADD', KEYS[1], '*', 'm', ARGV[i])
+      words[6] = 'x'
+      words[7] = expiry
     end
+    local id = redis.call('XADD', unpack(words))
+    if not id then
+      if ARGV[2] == '0' and redis.call('EXISTS', KEYS[4]) == 0 then
+        redis.call('DEL', KEYS[3])
+        return {-1}
+      end
+      table.remove(words, 2)
+      id = redis.call('XADD', unpack(words))
+      out[1] = 1
+      local ttl = redis.call('PTTL', KEYS[4])
+      if ttl > 0 then redis.call('PEXPIRE', KEYS[1], ttl) end
+    end
+    out[#out + 1] = id
     added = added + 1
   else
     out[#out + 1] = ''
   end
 end
 if added > 0 then
-  if there == 0 and KEYS[4] ~= KEYS[1] then
-    local ttl = redis.call('PTTL', KEYS[4])
-    if ttl > 0 then redis.call('PEXPIRE', KEYS[1], ttl) end
-  end
-  redis.call('SET', KEYS[3], string.format('%.0f', first + #ARGV - 6), 'PX', 300000)
   if redis.call('LLEN', KEYS[2]) < 1 then
     redis.call('RPUSH', KEYS[2], '1')
     local ttl = redis.call('PTTL', KEYS[1])

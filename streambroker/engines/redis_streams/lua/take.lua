@@ -18,6 +18,7 @@ local function grouped(stream, call)
   local r = call()
   if type(r) == 'table' and r.err then
     if not string.find(r.err, 'NOGROUP') then return nil, r.err end
+    if redis.call('EXISTS', stream) == 0 then return nil end
     redis.call('XGROUP', 'CREATE', stream, group, '0')
     r = call()
     if type(r) == 'table' and r.err then return nil, r.err end
@@ -159,7 +160,8 @@ for q = 1, #KEYS do
       if n <= 0 then break end
       local step = ARGV[6 + s]
       local stream = root .. ':s:' .. step
-      if redis.call('EXISTS', stream) == 1 then
+      -- the first step is nearly always there: its own read tells when it is not
+      if s == 1 or redis.call('EXISTS', stream) == 1 then
         if slow then
           give_last_chance(stream, step)
           if strict then break end
