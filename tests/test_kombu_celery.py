@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import Reject
+from kombu.asynchronous import set_event_loop
 
 import streambroker.kombu
 from streambroker.engine import Engine
@@ -44,6 +45,8 @@ def app() -> Iterator[Celery]:
     def request(self: Any) -> dict[str, Any]:
         return {"info": self.request.delivery_info, "tag": self.request.properties["delivery_tag"]}
 
+    # until Kombu 5.6 a closed loop is found by the next worker of the process, whose timers it does not know
+    set_event_loop(None)
     yield app
     app.pool.force_close_all()
     app.close()

@@ -55,7 +55,8 @@ class Publisher:
         if not exchange:
             put(routing_key, routing_key in self.lasting or self._lasts(routing_key, message), wire)
             return True
-        route = self._shared.router.route(exchange, routing_key)
+        fleeting = message["properties"].get("delivery_mode") == 1
+        route = self._shared.router.route(exchange, routing_key, fleeting=fleeting)
         for binding in route.queues:
             put(binding.queue, not binding.transient, wire)
         if route.live:

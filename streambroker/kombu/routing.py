@@ -1,8 +1,8 @@
 """Exchanges and bindings: kept on the store, seen by every process, copied in each.
 
 The anonymous exchange never comes here. A named exchange costs one look at the table's version for each publish, or
-none where the copy is younger than a second and knows a queue for the key (durable direct and topic exchanges, whose
-bindings are no replies that somebody waits for).
+none where the copy is younger than a second and either knows a queue for the key (durable direct and topic exchanges:
+their bindings are no replies that somebody waits for) or serves a fanout of a message that is not to be kept (events).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 TYPES = ("direct", "topic", "fanout")
 #: exchanges that exist without a declaration, as on an AMQP server
 _BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
-#: seconds that a durable exchange may route by its copy
-_FRESH = 1.0
+#: seconds that a durable exchange may route by its copy, and how many routes are kept
+_FRESH, _ROUTES = 1.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class Router:
         self._copied: Mapping[str, str] | None = None
         self._by_exchange: dict[str, list[Binding]] = {}
         self._by_key: dict[tuple[str, str], list[Binding]] = {}
+        #: what durable exchanges route by while the copy is fresh
+        self._routes: dict[tuple[str, str, bool], Route] = {}
         # own changes so far, and how many of them the copy has
         self._changes, self._seen = 1, 0
 
@@ -178,7 +180,7 @@ class Router:
 
     def bindings(self) -> Iterator[Binding]:
         """All on the store."""
-        self._refresh(0.0)
+        self._refresh()
         for bindings in self._by_exchange.values():
             yield from bindings
 
@@ -202,21 +204,24 @@ class Router:
 
     # Routes
 
-    def route(self, name: str, key: str) -> Route:
+    def route(self, name: str, key: str, *, fleeting: bool = False) -> Route:
         """Where a message goes. What this process declared and the store has lost (FLUSHALL, deleted keys) is made
-        again first."""
+        again first. `fleeting`: a message that nobody misses, such as an event of a worker."""
+        if self._seen == self._changes and self._shared.table("bindings").rows(_FRESH) is self._copied:
+            known = self._routes.get((name, key, fleeting))
+            if known is not None:
+                return known
         exchange = self.exchange(name)
-        if exchange.durable and exchange.type != "fanout":
-            route = self._look(name, exchange, key, _FRESH if self._seen == self._changes else 0.0)
-            if route.queues:
-                return route
-        route = self._look(name, exchange, key, 0.0)
+        route = self._look(name, exchange, key)
         if not route.queues and self._make_again(name, exchange, key):
-            route = self._look(name, exchange, key, 0.0)
+            route = self._look(name, exchange, key)
+        lasts = fleeting if exchange.type == "fanout" else exchange.durable and route.queues
+        if lasts and len(self._routes) < _ROUTES:
+            self._routes[name, key, fleeting] = route
         return route
 
-    def _look(self, name: str, exchange: Exchange, key: str, max_age: float) -> Route:
-        self._refresh(max_age)
+    def _look(self, name: str, exchange: Exchange, key: str) -> Route:
+        self._refresh()
         if exchange.type == "direct":
             found = self._by_key.get((name, key), [])
         else:
@@ -225,9 +230,9 @@ class Router:
             found = list({binding.queue: binding for binding in found}.values())
         return Route(exchange.live, tuple(found))
 
-    def _refresh(self, max_age: float) -> None:
+    def _refresh(self) -> None:
         changes = self._changes
-        rows = self._shared.table("bindings").rows(max_age)
+        rows = self._shared.table("bindings").rows()
         if rows is not self._copied:
             by_exchange: dict[str, list[Binding]] = {}
             by_key: dict[tuple[str, str], list[Binding]] = {}
@@ -236,7 +241,7 @@ class Router:
                 if binding is not None:
                     by_exchange.setdefault(binding.exchange, []).append(binding)
                     by_key.setdefault((binding.exchange, binding.key), []).append(binding)
-            self._by_exchange, self._by_key, self._copied = by_exchange, by_key, rows
+            self._by_exchange, self._by_key, self._routes, self._copied = by_exchange, by_key, {}, rows
         self._seen = changes
 
     def _make_again(self, name: str, exchange: Exchange, key: str) -> bool:
