@@ -185,7 +185,7 @@ class TestKilled:
         watcher.publish(queue, messages("fresh"))
         engines.nothing(survivor)
         engines.advance(LEASE)
-        assert bodies(drain(survivor, 1, LEASE + MARGIN)) == ["fresh"]
+        assert sorted(bodies(drain(survivor, 2, LEASE + MARGIN))) == ["company", "fresh"]
         acked(survivor, alone)
         assert dead(watcher, queue) == []
 
@@ -204,9 +204,35 @@ class TestKilled:
         mortal.die()
         back = engines.recovered(survivor, 1)
         assert bodies(back) == ["company"]
+        acked(survivor, back)
+        watcher.publish(queue, messages("fresh"))
         engines.nothing(survivor)
-        acked(survivor, [*other, *back])
-        assert bodies(drain(survivor, 1)) == ["suspect"]
+        acked(survivor, other)
+        suspect = drain(survivor, 1)
+        assert bodies(suspect) == ["suspect"]
+        engines.nothing(survivor)
+        acked(survivor, suspect)
+        assert bodies(drain(survivor, 1)) == ["fresh"]
+
+    def test_nobody_waits_longer_than_a_lease_for_a_strict_trial(self, engines: Engines) -> None:
+        queue, watcher = name(), engines(delivery_limit=2)
+        watcher.publish(queue, messages("suspect"))
+        first = watcher.consume([queue])
+        first.nack(drain(first, 1)[0])
+        first.close()
+        mortal = engines.mortal(delivery_limit=2)
+        assert len(mortal.take(queue, 1)) == 1
+        watcher.publish(queue, messages("company"))
+        assert len(mortal.take(queue, 1)) == 1
+        survivor = engines(delivery_limit=2).consume([queue])
+        watcher.publish(queue, messages("long"))
+        assert bodies(drain(survivor, 1)) == ["long"]
+        mortal.die()
+        acked(survivor, engines.recovered(survivor, 1))
+        engines.nothing(survivor)
+        engines.advance(LEASE)
+        watcher.publish(queue, messages("fresh"))
+        assert sorted(bodies(drain(survivor, 2, LEASE + MARGIN))) == ["fresh", "suspect"]
 
     def test_new_messages_are_not_suspect_though_one_delivery_is_allowed(self, engines: Engines) -> None:
         queue, engine = name(), engines(delivery_limit=1)

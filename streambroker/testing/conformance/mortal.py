@@ -34,7 +34,7 @@ class Holding:
         consumer = self._consumers.get(queue)
         if consumer is None:
             consumer = self._consumers[queue] = self.engine.consume([queue])
-        got = drain(consumer, limit, timeout)
+        got = drain(consumer, limit, timeout) if timeout else consumer.fetch(limit)
         self._held.update({each.id: (consumer, each) for each in got})
         return [Taken(each.id, each.message.body, each.count, each.redelivered) for each in got]
 
