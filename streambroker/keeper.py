@@ -13,6 +13,8 @@ from .real import Wakeup, original, start_thread
 
 logger = logging.getLogger(__name__)
 
+NEVER = float("inf")
+
 
 class Keeper:
     """Calls `turn` again and again in its own thread; `turn` returns the seconds until its next call. Between calls it
@@ -25,8 +27,9 @@ class Keeper:
         self._wakeup = Wakeup()
         self._running = False
         self._ended = False
-        #: monotonic time of the next turn
-        self.next_turn = 0.0
+        #: monotonic time of the next turn, and a wish for an earlier one that came during a turn
+        self._next_turn = 0.0
+        self._wish = NEVER
 
     @property
     def running(self) -> bool:
@@ -37,14 +40,13 @@ class Keeper:
             self._running, self._ended = True, False
             start_thread(self._run)
 
-    def wake(self) -> None:
-        """Have a turn at once. From any thread."""
-        self._wakeup.set()
-
     def wake_within(self, seconds: float) -> None:
-        """Have a turn within that time."""
-        if self.next_turn > time.monotonic() + seconds:
-            self.next_turn = 0.0
+        """Have a turn within that time. From any thread; cheap when one is due by then anyway."""
+        when = time.monotonic() + seconds
+        if when < self._wish:
+            self._wish = when
+        if when < self._next_turn:
+            self._next_turn = when
             self._wakeup.set()
 
     def stop(self, timeout: float = 2.0) -> None:
@@ -60,28 +62,39 @@ class Keeper:
     def _run(self) -> None:
         try:
             while self._running:
+                self._wish = NEVER
                 try:
                     pause = self._turn()
                 except Exception:
                     logger.exception("the keeper's turn failed; it goes on")
                     pause = 1.0
-                self.next_turn = time.monotonic() + pause
-                self._wait(pause)
+                self._next_turn = time.monotonic() + pause
+                self._next_turn = min(self._next_turn, self._wish)
+                self._wait()
         finally:
             self._ended = True
 
-    def _wait(self, pause: float) -> None:
-        fds = [self._wakeup.fileno(), *(fd for fd in self._sources() if fd >= 0)]
-        if hasattr(select, "poll"):
-            poll = original("select", "poll")()
-            for fd in fds:
-                poll.register(fd, select.POLLIN)
-            poll.poll(max(0, int(pause * 1000) + 1))
-        else:
-            original("select", "select")(fds, [], [], max(0.0, pause))
-        self._wakeup.clear()
+    def _wait(self) -> None:
+        """Until the next turn. A wake only moves its time, so many of them cost one turn."""
+        while self._running and (left := self._next_turn - time.monotonic()) > 0:
+            others = [fd for fd in self._sources() if fd >= 0]
+            readable = wait_readable([self._wakeup.fileno(), *others], left)
+            self._wakeup.clear()
+            if readable & {*others}:
+                return
 
     def after_fork(self) -> None:
         self._wakeup.close()
         self._wakeup = Wakeup()
         self._running = False
+
+
+def wait_readable(fds: Sequence[int], timeout: float) -> set[int]:
+    """Which of `fds` are readable, or closed, within that time: blocks the OS thread, also where select is patched."""
+    if hasattr(select, "poll"):
+        poll = original("select", "poll")()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        return {fd for fd, _ in poll.poll(max(0, int(timeout * 1000) + 1))}
+    readable, _, _ = original("select", "select")(fds, [], [], max(0.0, timeout))
+    return set(readable)

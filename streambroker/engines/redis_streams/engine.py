@@ -183,7 +183,7 @@ class RedisStreamsEngine:
         if first:
             self._maintenance.keeper.start()
         else:
-            self._maintenance.keeper.wake()
+            self._maintenance.keeper.wake_within(0.0)
 
     def stop_consuming(self, queue: str, consumer: RedisConsumer) -> None:
         if consumer.no_ack:
