@@ -1,12 +1,10 @@
-"""Kombu connections on a memory store of their own, for the tests of the adapter."""
+"""Kombu connections on a store of their own: for `tests` in memory, for `integration` on Redis."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from kombu import Connection
 
 from streambroker.engine import Engine
@@ -15,13 +13,14 @@ from streambroker.engine import Engine
 class Broker:
     """Opens connections to one store; `second` is a connection of another process, as far as the store can tell."""
 
-    def __init__(self) -> None:
-        self.url = f"streambroker-memory://{uuid.uuid4().hex}"
+    def __init__(self, url: str = "", **options: Any) -> None:
+        self.url = url or f"streambroker-memory://{uuid.uuid4().hex}"
+        self.options = options
         self._opened: list[Connection] = []
         self._others = 0
 
     def open(self, **options: Any) -> Connection:
-        connection = Connection(self.url, transport_options=options)
+        connection = Connection(self.url, transport_options={**self.options, **options})
         self._opened.append(connection)
         connection.connect()
         return connection
@@ -39,13 +38,6 @@ class Broker:
 def engine_of(connection: Connection) -> Engine:
     engine: Engine = connection.transport.shared.engine
     return engine
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    broker = Broker()
-    yield broker
-    broker.close()
 
 
 def drain(connection: Connection, until: Any, timeout: float = 5.0) -> None:

@@ -9,9 +9,7 @@ import pytest
 from amqp.exceptions import ChannelError
 from kombu import Exchange, Producer, Queue
 
-from tests.kombu_rig import Broker, broker, engine_of
-
-__all__ = ["broker"]
+from tests.kombu_rig import Broker, engine_of
 
 
 def bodies(channel: Any, queue: str) -> list[Any]:

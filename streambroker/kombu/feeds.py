@@ -137,12 +137,10 @@ class Intake(Feed):
             while self._ready and (self.no_ack or self.channel.qos.can_consume()) and self.channel.flowing:
                 if handed == most:
                     return handed
+                stop = stop or time.monotonic() + SLICE
                 self._hand_over(self._ready.popleft())
                 handed += 1
-                now = time.monotonic()
-                if not stop:
-                    stop = now + SLICE
-                elif now > stop:
+                if time.monotonic() > stop:
                     return handed
             if self._ready and not self.no_ack:
                 # the prefetch has shrunk meanwhile: others can have them

@@ -138,12 +138,10 @@ class LiveQueues(Feed):
                 if delivery is None:
                     break
                 queue.listeners.rotate(-1)
+                stop = stop or time.monotonic() + SLICE
                 channel.deliver(delivery, queue, listener)
                 handed += 1
-                now = time.monotonic()
-                if not stop:
-                    stop = now + SLICE
-                elif now > stop:
+                if time.monotonic() > stop:
                     return handed
         return handed
 

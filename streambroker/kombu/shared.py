@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import weakref
 from collections import deque
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..connection import connect
 from ..errors import StreambrokerError
+from ..fork import register
 from .deadletters import DeadLetterExchanges
 from .publisher import Publisher
 from .routing import Router
@@ -117,7 +117,7 @@ class _Registry:
 
 
 _registry = _Registry()
-os.register_at_fork(after_in_child=_registry.after_fork)
+register(_registry)
 
 
 def acquire(endpoint: Endpoint, transport: Transport) -> SharedEngine:

@@ -1,0 +1,20 @@
+"""The adapter's tests, which run on the memory engine in `tests`, on Redis Streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from streambroker.testing.servers import RedisServer
+from tests.kombu_rig import Broker
+from tests.test_kombu_channel import *  # noqa: F403
+from tests.test_kombu_transport import *  # noqa: F403
+from tests.test_routing import *  # noqa: F403
+
+
+@pytest.fixture
+def broker(server: RedisServer, prefix: str) -> Iterator[Broker]:
+    broker = Broker(server.url(), prefix=prefix)
+    yield broker
+    broker.close()
