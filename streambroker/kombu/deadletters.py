@@ -64,7 +64,8 @@ class DeadLetterExchanges:
             return False
         headers = head.get("headers") or {}
         origin = head.get("exchange", ""), head.get("routing_key", queue)
-        deaths = [death for death in headers.get("x-death") or [] if isinstance(death, dict)]
+        before = headers.get("x-death")
+        deaths = [death for death in before if isinstance(death, dict)] if isinstance(before, list) else []
         deaths.insert(0, {"reason": reason, "queue": queue, "count": count, "exchange": origin[0],
                           "routing-keys": [origin[1]], "time": int(time.time())})
         left_out = (COUNT_HEADER, REDELIVERED_HEADER, "eta")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..message import Delivery
     from .channel import Channel
 
-#: headers that tell a receiver about this delivery; never taken from the sender
+#: headers that tell a receiver about a repeated delivery; never taken from the sender
 COUNT_HEADER, REDELIVERED_HEADER = "x-delivery-count", "redelivered"
 
 _write = json.JSONEncoder(
@@ -34,11 +34,20 @@ def write_head(head: dict[str, Any]) -> bytes:
 
 
 def read_head(head: bytes) -> dict[str, Any]:
-    """Raises ValueError when it is no JSON object."""
+    """Raises ValueError when it is no JSON object, or its headers or properties are none."""
     text = head.decode("utf-8", "surrogatepass")
-    found = (_read_typed if '"__type__"' in text else _read)(text)
+    try:
+        found = (_read_typed if '"__type__"' in text else _read)(text)
+    except ValueError:
+        raise
+    except Exception as error:
+        # depth, and what the decoders of Kombu's own types make of a value that is none of theirs
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"a {type(found).__name__} is no message head")
+    for part in ("headers", "properties"):
+        if not isinstance(found.get(part) or {}, dict):
+            raise ValueError(f"{part} are a {type(found[part]).__name__}")
     return found
 
 
@@ -83,10 +92,10 @@ class Message(KombuMessage):
         headers: dict[str, Any] = head.get("headers") or {}
         properties: dict[str, Any] = head.get("properties") or {}
         redelivered = delivery.redelivered or delivery.count > 1
-        headers[COUNT_HEADER] = delivery.count
         if redelivered:
-            headers[REDELIVERED_HEADER] = True
+            headers[COUNT_HEADER], headers[REDELIVERED_HEADER] = delivery.count, True
         else:
+            headers.pop(COUNT_HEADER, None)
             headers.pop(REDELIVERED_HEADER, None)
         self.delivery_info = properties["delivery_info"] = {
             "exchange": head.get("exchange", ""),
