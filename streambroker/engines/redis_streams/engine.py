@@ -51,7 +51,7 @@ class RedisStreamsEngine:
         self._dial = dialer(address, settings)
         self.commands = self.make_commands(settings.publish_timeout)
         self.queues = Queues(self)
-        self._publisher = Publisher(self.commands, self.keys, settings, self.queues.published)
+        self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)
         self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
         self._start()
         fork.register(self)

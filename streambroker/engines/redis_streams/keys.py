@@ -63,6 +63,15 @@ class Keys:
     def common(self) -> str:
         return self._common
 
+    @property
+    def timers(self) -> str:
+        return f"{self._common}:timers"
+
+    @property
+    def newcomers(self) -> str:
+        """Channel that tells workers of a new one."""
+        return f"{self._channels}/workers"
+
     def owned(self, queue: str) -> str:
         """Set of table rows that go with a transient queue."""
         return f"{self._common}:own:{encode_name(queue)}"

@@ -42,6 +42,7 @@ class Maintenance:
         self._alive_name = ""
         self._alive_retry = 0.0
         self.keeper = Keeper(self._turn, lambda: [self._alive.fileno()])
+        self._greeted = False
         self._next_look = 0.0
         self._next_orphans = 0.0
         self._next_full_check = 0.0
@@ -80,6 +81,8 @@ class Maintenance:
 
     def _work(self, now: float) -> float:
         if self._engine.registry.registered:
+            if not self._greeted:
+                self._greet()
             self._watch_alive(now)
             if now >= self._next_look:
                 self._next_look = now + self._engine.registry.look_interval
@@ -112,7 +115,8 @@ class Maintenance:
         name = self._engine.holder.name
         try:
             if self._alive.is_open and self._alive_name == name:
-                self._alive.poll()
+                if self._alive.poll():
+                    self._next_look = 0.0  # a newcomer: from now on two looks prove a death
                 return
         except StoreConnectionError:
             self._next_look = 0.0
@@ -121,12 +125,29 @@ class Maintenance:
         self._alive_retry = now + 0.2
         self._alive.close()
         self._alive.open()
-        self._alive.call("SUBSCRIBE", self._engine.keys.alive(name))
+        self._alive.send(pack("SUBSCRIBE", self._engine.keys.alive(name), self._engine.keys.newcomers))
+        for _ in range(2):
+            self._engine.commands.check(self._alive.read())
         self._alive_name = name
+
+    def _greet(self) -> None:
+        """Say what is in force, and warn of a server that may throw messages away."""
+        self._greeted = True
+        chores, settings = self._engine.chores, self._engine.settings
+        chores.say(logging.INFO, "consuming from %s: lease %g s, delivery limit %s", self._engine.address,
+                   settings.visibility_timeout, settings.delivery_limit or "none")
+        memory = self._commands.call("INFO", "memory").decode(errors="replace")
+        policy = next((line.partition(":")[2].strip() for line in memory.splitlines()
+                       if line.startswith("maxmemory_policy:")), "noeviction")
+        if policy != "noeviction":
+            chores.say(logging.WARNING, "the server's maxmemory-policy is %s: when memory is full it may delete queued "
+                       "messages; set it to noeviction", policy)
 
     def _look(self) -> None:
         engine = self._engine
-        known, _, gone, expired = self._commands.run(engine.registry.look_command())
+        known, others, gone, expired = self._commands.run(engine.registry.look_command())
+        if not others:
+            self._next_look = time.monotonic() + engine.registry.lonely_interval
         if not known:
             self._reborn()
             return

@@ -21,6 +21,8 @@ from .scripts import script
 PAGE = 500
 #: calls whose outcome is unknown and that may be repeated
 UNRESOLVED = 1000
+#: queues whose prepared commands and keys are remembered
+REMEMBERED = 1000
 
 _PLAIN = pack_words("1", "", "0", GROUP)
 
@@ -61,12 +63,18 @@ class Producer:
         return first
 
 
+#: calls of unknown outcome by store and prefix: a framework may repeat one after it has closed its engine for the error
+_memories: dict[tuple[str, str], dict[bytes, tuple[Producer, int]]] = {}
+
+
 class Publisher:
     """Thread-safe. `on_fresh` is called, without the lock, with a queue whose stream had to be made."""
 
-    def __init__(self, commands: Commands, keys: Keys, settings: Settings, on_fresh: Callable[[str], None]) -> None:
+    def __init__(self, commands: Commands, keys: Keys, settings: Settings, store: str,
+                 on_fresh: Callable[[str], None]) -> None:
         self._commands = commands
         self._keys = keys
+        self._place = store, keys.prefix
         self._on_fresh = on_fresh
         self._deferred = settings.confirm == "deferred"
         self._largest = settings.max_message_size
@@ -77,7 +85,7 @@ class Publisher:
 
     def _start(self) -> None:
         self._producer = Producer()
-        self._unresolved: dict[bytes, tuple[Producer, int]] = {}
+        self._unresolved = _memories.setdefault(self._place, {})
         self._used: set[tuple[str, str]] = set()
         self._delays = 0
 
@@ -153,12 +161,16 @@ class Publisher:
         return script("delay").call(self._call_keys(producer, queue, self._keys.delay(queue)), *words)
 
     def _call_keys(self, producer: Producer, queue: str, target: str) -> list[str]:
+        if len(self._used) >= REMEMBERED:
+            self._used.clear()
         self._used.add((queue, producer.name))
         return [target, self._keys.bell(queue), self._keys.producer(queue, producer.name),
                 self._keys.stream(queue, 0)]
 
     def _prepare(self, producer: Producer, queue: str, step: int) -> bytes:
         _, head = script("publish").prepared(self._call_keys(producer, queue, self._keys.stream(queue, step)))
+        if len(producer.heads) >= REMEMBERED:
+            producer.heads.clear()
         producer.heads[queue, step] = head
         return head
 
@@ -215,9 +227,11 @@ class Publisher:
 
     def own_keys(self) -> list[str]:
         """Keys of this process that nobody needs after a clean close."""
-        return [self._keys.producer(queue, name) for queue, name in self._used]
+        needed = {producer.name for producer, _ in self._unresolved.values()}
+        return [self._keys.producer(queue, name) for queue, name in self._used if name not in needed]
 
     def after_fork(self) -> None:
+        _memories.clear()
         self._start()
 
 

@@ -32,7 +32,7 @@ PAUSES = (0.0, 0.1, 0.2, 0.5, 1.0)
 #: how long a wait's answer may be late before its link counts as dead
 PATIENCE = 5.0
 #: how often an idle consumer looks for handed-back messages without their mark
-LOOK_EVERY = 5.0
+LOOK_EVERY = 30.0
 #: pause after a refusal, e.g. while memory is full
 REST = 0.5
 

@@ -118,7 +118,7 @@ class Queues:
         return [
             (expires / 3, script("declare").call([engine.keys.stream(queue, 0), engine.keys.root(queue)], GROUP, ms,
                                                  *engine.steps)),
-            (expires / 3, pack("ZADD", f"{engine.keys.common}:transient", due, queue)),
+            (expires / 3, pack("ZADD", engine.keys.timers, due, f"q\n{queue}")),
         ]
 
     def expired(self, queue: str, commands: Commands) -> None:
@@ -126,7 +126,7 @@ class Queues:
         engine = self._engine
         left = commands.call("PTTL", engine.keys.stream(queue, 0))
         if left > 0:
-            commands.call("ZADD", f"{engine.keys.common}:transient", f"{time.time() * 1000 + left:.0f}", queue)
+            commands.call("ZADD", engine.keys.timers, f"{time.time() * 1000 + left:.0f}", f"q\n{queue}")
             return
         self.dropped(queue, commands)
         logger.debug("transient queue %s is gone", queue)
@@ -134,7 +134,7 @@ class Queues:
     def dropped(self, queue: str, commands: Commands) -> None:
         """Remove what the tables say of a queue."""
         engine = self._engine
-        commands.script("table_drop", [engine.keys.owned(queue), f"{engine.keys.common}:transient"], queue,
+        commands.script("table_drop", [engine.keys.owned(queue), engine.keys.timers], queue,
                         f"{engine.keys.common}:")
         RedisTable(commands, engine.keys, "queues").delete([queue])
         self._transient.pop(queue, None)

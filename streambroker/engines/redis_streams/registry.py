@@ -15,6 +15,8 @@ from .scripts import script
 
 #: between two looks, with a short lease a third of it: each is a sign of life, and two of them prove a death
 LOOK = 2.0
+#: the same for a worker that is alone: there is nobody to see or to be seen by
+LONELY = 10.0
 
 
 class Registry:
@@ -27,6 +29,7 @@ class Registry:
         self._lease = settings.visibility_timeout
         self._lease_ms = int(settings.visibility_timeout * 1000)
         self.look_interval = min(LOOK, settings.visibility_timeout / 3)
+        self.lonely_interval = min(LONELY, settings.visibility_timeout / 3)
         self.registered = False
 
     @property
@@ -40,7 +43,7 @@ class Registry:
         """Known from the answer on; again whenever the queues change."""
         name = self._holder.name
         commands.script("register", [self._workers, self._life(name)], name, self._holder.info(queues, self._lease),
-                        self._lease_ms, patience=patience)
+                        self._lease_ms, self._keys.newcomers, patience=patience)
         self.registered = True
 
     def unregister(self, commands: Commands) -> None:
@@ -52,13 +55,13 @@ class Registry:
     def look_command(self) -> bytes:
         common = self._keys.common
         keys = [self._workers, self._life(self._holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
-                f"{common}:server", f"{common}:transient", f"{common}:retry"]
+                f"{common}:server", self._keys.timers]
         return script("look").call(keys, self._holder.name, self._lease_ms, self._proof, self._keys.alive(""),
                                    self._life(""), self._lease_ms, int(self.look_interval * 975))
 
     def forget(self, commands: Commands, holder: str) -> None:
         """A gone holder was reclaimed everywhere."""
-        commands.script("forget", [f"{self._keys.common}:dead", f"{self._keys.common}:retry"], holder)
+        commands.script("forget", [f"{self._keys.common}:dead", self._keys.timers], holder)
 
     def names(self, commands: Commands) -> set[str]:
         return {name.decode() for name in commands.call("HKEYS", self._workers)}

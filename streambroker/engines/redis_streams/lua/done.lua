@@ -11,6 +11,6 @@ if trial then
   for i = 3, step and #ARGV or 0 do
     if ARGV[i] == id and string.sub(KEYS[1], -#step - 1) == ':' .. step then redis.call('HDEL', KEYS[2], ARGV[2]) end
   end
-  redis.pcall('RPUSH', KEYS[3], '1')
+  if redis.call('LLEN', KEYS[3]) < 1 then redis.pcall('RPUSH', KEYS[3], '1') end
 end
 return n

@@ -1,65 +1,71 @@
 -- look: renew the own lease; then, one process at a time, see which other holders are gone.
 -- KEYS: 1 workers, 2 own sign of life, 3 first seen gone, 4 gone holders (to be reclaimed), 5 gate, 6 server identity,
---       7 transient queues by expiry, 8 when a gone holder is to be looked at again
+--       7 timers: transient queues by their expiry ('q\n' and the name), gone holders by their next try ('h\n' ...)
 -- ARGV: 1 holder, 2 lease ms, 3 proof of death 0/1, 4 start of alive channels, 5 start of sign-of-life keys,
 --       6 grace ms after a restart or failover, 7 ms between the two looks
--- Returns: {1 known | 0 not known any more, ms of the next look, {gone holder, info, ...}, {expired transient queue, ...}}
+-- Returns: {1 known | 0 not known any more, other workers, {gone holder, info, ...}, {expired transient queue, ...}}
 -- A holder is gone when two looks, some time apart, both find its lease run out, or its connection closed and no sign of
 -- life in between. The verdict removes it from the workers in the same step: a process that was only silent learns at
 -- its next look that it is not known any more. After a restart or a failover nobody is subscribed yet and leases may
 -- have run out while the server was away, so nobody is judged before the grace is over.
 -- Crash: before it nothing; after it the verdict stands and the next look of anyone hands the gone holder out again.
-local me, lease = ARGV[1], tonumber(ARGV[2])
+local me, lease, apart = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[7])
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-if redis.call('HEXISTS', KEYS[1], me) == 0 then return {0, 0, {}, {}} end
+local workers, known = redis.call('HGETALL', KEYS[1]), false
+for i = 1, #workers, 2 do known = known or workers[i] == me end
+if not known then return {0, 0, {}, {}} end
 -- PEXPIRE is allowed when memory is full, SET is not
 if redis.call('PEXPIRE', KEYS[2], lease) == 0 then redis.pcall('SET', KEYS[2], lease, 'PX', lease) end
 
-local apart = tonumber(ARGV[7])
-local gone, expired = {}, {}
-local gate = redis.pcall('SET', KEYS[5], me, 'NX', 'PX', math.floor(apart * 0.7))
-if gate and not gate.err then
-  local identity = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
-  local known = redis.call('HMGET', KEYS[6], 'id', 'since')
-  if known[1] ~= identity then
-    redis.pcall('HSET', KEYS[6], 'id', identity, 'since', string.format('%.0f', known[1] and now or now - ARGV[6]))
-    redis.call('DEL', KEYS[3])
-    known[2] = known[1] and now or now - ARGV[6]
+local function judge(w, info)
+  local life = ARGV[5] .. w
+  local left = redis.call('PTTL', life)
+  local over = left < 0
+  local cut = ARGV[3] == '1' and redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. w)[2] == 0
+  local silent = over or (tonumber(redis.call('GET', life)) or left) - left >= apart
+  local since = tonumber(redis.call('HGET', KEYS[3], w) or nil)
+  if not over and not cut then
+    if since then redis.call('HDEL', KEYS[3], w) end
+  elseif not since then
+    redis.pcall('HSET', KEYS[3], w, string.format('%.0f', now))
+  elseif silent and now - since >= apart then
+    redis.call('HDEL', KEYS[1], w)
+    redis.call('HDEL', KEYS[3], w)
+    redis.call('DEL', life)
+    redis.pcall('HSET', KEYS[4], w, info)
+    redis.pcall('ZADD', KEYS[7], 0, 'h\n' .. w)
   end
-  if now - known[2] >= tonumber(ARGV[6]) then
-    local workers = redis.call('HGETALL', KEYS[1])
-    for i = 1, #workers, 2 do
-      local w = workers[i]
-      if w ~= me then
-        local life = ARGV[5] .. w
-        local left = redis.call('PTTL', life)
-        local over = left < 0
-        local cut = ARGV[3] == '1' and redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. w)[2] == 0
-        local silent = over or tonumber(redis.call('GET', life)) - left >= apart
-        local since = tonumber(redis.call('HGET', KEYS[3], w) or nil)
-        if not over and not cut then
-          if since then redis.call('HDEL', KEYS[3], w) end
-        elseif not since then
-          redis.pcall('HSET', KEYS[3], w, string.format('%.0f', now))
-        elseif silent and now - since >= apart then
-          redis.call('HDEL', KEYS[1], w)
-          redis.call('HDEL', KEYS[3], w)
-          redis.call('DEL', life)
-          redis.pcall('HSET', KEYS[4], w, workers[i + 1])
-          redis.pcall('ZADD', KEYS[8], 0, w)
-        end
+end
+
+if #workers > 2 then
+  local gate = redis.pcall('SET', KEYS[5], me, 'NX', 'PX', math.floor(apart * 0.7))
+  if gate and not gate.err then
+    local identity = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
+    local server = redis.call('HMGET', KEYS[6], 'id', 'since')
+    if server[1] ~= identity then
+      server[2] = server[1] and now or now - ARGV[6]
+      redis.pcall('HSET', KEYS[6], 'id', identity, 'since', string.format('%.0f', server[2]))
+      redis.call('DEL', KEYS[3])
+    end
+    if now - server[2] >= tonumber(ARGV[6]) then
+      for i = 1, #workers, 2 do
+        if workers[i] ~= me then judge(workers[i], workers[i + 1]) end
       end
     end
   end
-  for _, q in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', string.format('%.0f', now), 'LIMIT', 0, 100)) do
-    expired[#expired + 1] = q
+end
+
+local gone, expired = {}, {}
+for _, timer in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', string.format('%.0f', now), 'LIMIT', 0, 50)) do
+  local name = string.sub(timer, 3)
+  if string.sub(timer, 1, 2) == 'q\n' then
+    expired[#expired + 1] = name
+  else
+    -- whoever looks next gets it again if its reclaimer does not finish within some seconds
+    gone[#gone + 1] = name
+    gone[#gone + 1] = redis.call('HGET', KEYS[4], name) or ''
+    redis.pcall('ZADD', KEYS[7], string.format('%.0f', now + 5000), timer)
   end
 end
--- whoever asks next gets a gone holder whose reclaimer did not finish within some seconds
-for _, w in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', string.format('%.0f', now), 'LIMIT', 0, 20)) do
-  gone[#gone + 1] = w
-  gone[#gone + 1] = redis.call('HGET', KEYS[4], w) or ''
-  redis.pcall('ZADD', KEYS[8], string.format('%.0f', now + 5000), w)
-end
-return {1, apart, gone, expired}
+return {1, #workers / 2 - 1, gone, expired}

@@ -8,6 +8,7 @@
 -- XGROUP DELCONSUMER drops pending entries for ever.
 -- A lost delivery alone convicts nobody: only the one message that was handed out as a last chance, alone, is buried.
 -- include promote_page
+-- include suspect
 -- include bury
 local root, group, gone, limit, page = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local counted, now = ARGV[7] == '1', clock()
@@ -40,18 +41,18 @@ for s = 8, #ARGV do
   local to = {['~free'] = {}, ['~last'] = {}}
   for _, row in ipairs(rows) do
     local id, count = row[1], row[4]
-    local suspect = limit > 0 and step == trial_step and id == trial_id
+    local on_trial = limit > 0 and step == trial_step and id == trial_id
     moved = moved + 1
-    if counted and suspect and (company == 1 or count >= 2 * limit) then
+    if counted and on_trial and count >= limit and (company == 1 or count >= 2 * limit) then
       bury(root, group, step, id, count, 'delivery limit of ' .. limit .. ' reached: its worker died', gone, ARGV[5],
            ARGV[6], now)
       buried = buried + 1
       redis.call('HDEL', root .. ':trial', gone)
     elseif not counted then
       local before = math.max(0, count - 1)
-      local list = (limit > 0 and before > 0 and before >= limit - 1) and '~last' or '~free'
+      local list = suspect(limit, before) and '~last' or '~free'
       redis.call('XCLAIM', stream, group, list, 0, id, 'RETRYCOUNT', before, 'JUSTID')
-    elseif limit > 0 and count >= limit - 1 then
+    elseif suspect(limit, count) then
       table.insert(to['~last'], id)
     else
       table.insert(to['~free'], id)
@@ -72,9 +73,10 @@ for s = 8, #ARGV do
   if moved >= page then left = 1 break end
 end
 if left == 0 then redis.call('HDEL', root .. ':trial', gone) end
-if moved > buried then
-  redis.pcall('SET', root .. ':back', '1')
-  redis.pcall('RPUSH', root .. ':bell', '1')
+if moved > buried then redis.pcall('SET', root .. ':back', '1') end
+-- also without anything to move: the dead one may have been woken for what others can have
+if redis.call('EXISTS', root .. ':s:' .. ARGV[8]) == 1 then
+  if redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
   local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[8])
   if ttl > 0 then
     redis.call('PEXPIRE', root .. ':back', ttl)

@@ -7,6 +7,7 @@
 -- Returns: {settled, buried}
 -- Crash: each message is where it was or where it should go, never in both or none.
 -- include promote_page
+-- include suspect
 -- include bury
 local root, group, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now, settled, buried, returned = clock(), 0, 0, 0
@@ -46,17 +47,17 @@ for i = 8, #ARGV, 2 do
       redis.call('XDEL', stream, id)
     else
       if mode == 'back' then count = math.max(0, count - 1) end
-      local to = (limit > 0 and count > 0 and count >= limit - 1) and '~last' or '~free'
+      local to = suspect(limit, count) and '~last' or '~free'
       redis.call('XCLAIM', stream, group, to, 0, id, 'RETRYCOUNT', count, 'JUSTID')
       returned = returned + 1
     end
   end
 end
-if freed then redis.pcall('RPUSH', root .. ':bell', '1') end
+if freed and redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
 if returned > 0 then
   -- under OOM the mark fails; consumers look without it from time to time
   redis.pcall('SET', root .. ':back', '1')
-  redis.pcall('RPUSH', root .. ':bell', '1')
+  if redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
   local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[8])
   if ttl > 0 then
     redis.call('PEXPIRE', root .. ':back', ttl)

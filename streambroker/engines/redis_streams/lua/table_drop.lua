@@ -1,5 +1,5 @@
 -- table_drop: remove all rows that a transient queue owns.
--- KEYS: 1 rows owned by it, 2 transient queues by expiry       ARGV: 1 queue, 2 start of the tables' keys
+-- KEYS: 1 rows owned by it, 2 timers       ARGV: 1 queue, 2 start of the tables' keys
 -- Returns: how many rows went.   Crash: all or nothing.
 local n = 0
 for _, row in ipairs(redis.call('SMEMBERS', KEYS[1])) do
@@ -15,5 +15,5 @@ for _, row in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   end
 end
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[2], 'q\n' .. ARGV[1])
 return n

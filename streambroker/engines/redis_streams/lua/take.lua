@@ -4,10 +4,11 @@
 -- ARGV: 1 group, 2 holder, 3 no-ack 0/1, 4 look for handed-back ones even without their mark 0/1,
 --       5 how long (ms) a trial keeps other last-chance messages (a strict one: all others) from the holder, 6 count of steps, then the steps,
 --       then for each queue: delivery limit or 0, message TTL in ms or 0; last: n
--- Returns: {ms until the next delayed message is due or -1, entries...}; an entry is
---   {queue number, step, id, count, came back 0/1, fields}, or {queue number, error text} for a queue that failed.
+-- Returns: {ms until there may be more without a bell (a delayed message is due, a trial ends) or -1, entries...}; an
+--   entry is {queue number, step, id, count, came back 0/1, fields}, or {queue number, error text} for a queue that failed.
 -- Crash: before it nothing is handed out; after it the holder has them, and its lease or death gives them back.
 -- include promote_page
+-- include suspect
 local group, me, noack = ARGV[1], ARGV[2], ARGV[3] == '1'
 local steps, n = tonumber(ARGV[6]), tonumber(ARGV[#ARGV])
 local out, due, now = {-1}, -1, clock()
@@ -59,6 +60,7 @@ for q = 1, #KEYS do
     if waits then
       lapsed = tonumber(waits) <= now
       strict = not lapsed and held(root)
+      if strict and (due < 0 or waits - now < due) then due = waits - now end
       if not strict then redis.call('HDEL', trials, me) end
       trial = strict
     elseif trial then
@@ -70,6 +72,7 @@ for q = 1, #KEYS do
       else
         -- whoever lives through its time is not waited for: a long task would hold up all other suspects
         trial, strict = tonumber(until_ms) > now, tonumber(alone_ms) > now
+        if trial and (due < 0 or until_ms - now < due) then due = until_ms - now end
       end
     end
   end
@@ -87,7 +90,7 @@ for q = 1, #KEYS do
     end
     if extra.c and not came_back then
       -- deliveries before a delayed requeue count too
-      if limit > 0 and extra.c >= limit - 1 and not noack then
+      if suspect(limit, extra.c) and not noack then
         redis.call('XCLAIM', root .. ':s:' .. step, group, '~last', 0, e[1], 'RETRYCOUNT', extra.c, 'JUSTID')
         redis.pcall('SET', back, '1')
         slow, suspects = true, true
@@ -155,12 +158,15 @@ for q = 1, #KEYS do
   end
 
   local failed
+  local others = {}
+  for s = 2, steps do others[#others + 1] = root .. ':s:' .. ARGV[6 + s] end
   if not strict then
     for s = 1, steps do
       if n <= 0 then break end
       local step = ARGV[6 + s]
       local stream = root .. ':s:' .. step
-      -- the first step is nearly always there: its own read tells when it is not
+      -- the first step is nearly always there: its own read tells when it is not; the others rarely are
+      if s == 2 and #others > 1 and redis.call('EXISTS', unpack(others)) == 0 then break end
       if s == 1 or redis.call('EXISTS', stream) == 1 then
         if slow then
           give_last_chance(stream, step)
