@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StoreError
+from ..errors import StoreConnectionError, StoreError
 from ..message import Message
 from ..settings import Settings, read_settings
+from . import unfinished
 from .message import body_of, make_head
 from .unroutable import Unroutable
 
@@ -57,12 +59,21 @@ class Publisher:
             return True
         fleeting = message["properties"].get("delivery_mode") == 1
         route = self._shared.router.route(exchange, routing_key, fleeting=fleeting)
-        for binding in route.queues:
-            put(binding.queue, not binding.transient, wire)
-        if route.live:
-            self._shared.engine.broadcast(exchange, wire, routing_key)
-            if exchange.endswith(".pidbox") and self._shared.adapter.revoke_waiting:
-                self._revoke_waiting(message)
+        place = self._shared.endpoint.url, exchange, routing_key
+        stored = unfinished.resume(*place, wire)
+        try:
+            for binding in route.queues:
+                if binding.queue not in stored:
+                    put(binding.queue, not binding.transient, wire)
+                    stored.add(binding.queue)
+            if route.live:
+                self._shared.engine.broadcast(exchange, wire, routing_key)
+        except StoreConnectionError:
+            if stored and sink is None:
+                unfinished.note(*place, wire, stored)
+            raise
+        if route.live and exchange.endswith(".pidbox") and self._shared.adapter.revoke_waiting:
+            self._revoke_waiting(message)
         if route.queues:
             return True
         spare = self._shared.adapter.deadletter_queue
@@ -85,7 +96,7 @@ class Publisher:
         eta = headers.get("eta")
         return Message(
             body_of(message), make_head(message, exchange, routing_key),
-            headers.get("id") or properties.get("correlation_id") or "",
+            str(headers.get("id") or properties.get("correlation_id") or ""),
             self._steps.of(properties.get("priority")),
             _delay(eta) if eta else 0.0,
             # an expired task is for its worker to see: it marks the task as revoked, and tells
@@ -140,13 +151,16 @@ class _Steps:
         self._warned = False
 
     def of(self, priority: Any) -> int:
-        step = self._known.get(priority)
+        try:
+            step = self._known.get(priority)
+        except TypeError:
+            step = priority = None
         return self._find(priority) if step is None else step
 
     def _find(self, priority: Any) -> int:
         try:
             number = int(priority or 0)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = 0
         clamped = min(9, max(0, number))
         if clamped != number and not self._warned:
@@ -180,6 +194,7 @@ def _delay(eta: Any) -> float:
 def _expiry(expiration: Any) -> float | None:
     """Seconds, from AMQP's milliseconds; None when it is no number."""
     try:
-        return max(0.0, float(expiration) / 1000)
+        seconds = float(expiration) / 1000
     except (TypeError, ValueError):
         return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
