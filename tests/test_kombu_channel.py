@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from kombu import Connection, Consumer, Exchange, Producer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue, binding
 from kombu.exceptions import ContentDisallowed
 from kombu.mixins import ConsumerMixin
 
@@ -484,6 +484,35 @@ def test_live_queues_of_topic_and_of_wildcard_fanout_filter(broker: Broker) -> N
             Producer(channel, exchange).publish(key, routing_key=key)
     drain(connection, lambda: sum(map(len, got.values())) == 4)
     assert got == {"topic": ["worker.online", "worker"], "fanout": ["worker.online", "worker"]}
+
+
+def test_a_live_topic_queue_takes_exact_keys(broker: Broker) -> None:
+    connection = broker.open()
+    channel = connection.channel()
+    exchange = Exchange("t", "topic")
+    got: list[Any] = []
+    Consumer(channel, [Queue("q", exchange, routing_key="a.b", exclusive=True)],
+             callbacks=[lambda body, message: got.append(body)], no_ack=True).consume()
+    for key in ("a", "b", "a.b.c", "a.b"):
+        Producer(channel, exchange).publish(key, routing_key=key)
+    drain(connection, lambda: got)
+    assert got == ["a.b"]
+
+
+def test_a_queue_can_be_live_and_stored(broker: Broker) -> None:
+    """One queue of one connection, bound to a fanout and to a direct exchange."""
+    connection, other = broker.open(), broker.second()
+    channel = connection.channel()
+    everyone, mine = Exchange("everyone", "fanout"), Exchange("mine", "direct")
+    queue = Queue("q", [binding(everyone), binding(mine, routing_key="me")], exclusive=True)
+    got: list[Any] = []
+    consumer = Consumer(channel, [queue], callbacks=[lambda body, message: (got.append(body), message.ack())])
+    Producer(other.channel(), everyone).publish("to all")
+    Producer(other.channel(), mine).publish("to me", routing_key="me")
+    with consumer:
+        drain(connection, lambda: len(got) == 2)
+    assert sorted(got) == ["to all", "to me"]
+    assert engine_of(other).spec("q") is None
 
 
 def test_live_messages_can_be_acknowledged_and_requeued(broker: Broker) -> None:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from amqp.exceptions import ChannelError, NotFound, RecoverableConnectionError
-from amqp.protocol import queue_declare_ok_t
-from kombu.transport import base
+from amqp.exceptions import ChannelError, RecoverableConnectionError
 from kombu.utils.uuid import uuid
 
-from ..errors import StoreConnectionError, StreambrokerError
+from ..errors import StreambrokerError
 from ..message import Delivery
 from .batch import PublishBatch
 from .deadletters import reason_for, undecodable_head
 from .feeds import Intake, Listener
 from .message import Message
 from .qos import QoS, Settler
-from .queues import declare
-from .routing import Binding, Exchange, live_pattern
+from .topology import Topology
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -29,12 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Channel(base.StdChannel):
+class Channel(Topology):
     """One channel of a connection. Publishing and settling are free for all threads and greenlets; the rest belongs to
     one at a time, as everywhere in Kombu. Raises the errors of `failures`."""
 
     supports_batch_publish = True
-    prepare_queue_arguments = staticmethod(base.to_rabbitmq_queue_arguments)
 
     def __init__(self, connection: Transport, channel_id: int) -> None:
         self.connection: Transport | None = connection
@@ -50,101 +46,6 @@ class Channel(base.StdChannel):
         self._listeners: dict[str, Listener] = {}
         self._intakes: dict[bool, Intake] = {}
         self._cancelled: set[str] = set()
-
-    # Exchanges and bindings
-
-    def exchange_declare(self, exchange: str | None = None, type: str | None = "direct", durable: bool = False,
-                         auto_delete: bool = False, arguments: Mapping[str, Any] | None = None, nowait: bool = False,
-                         passive: bool = False, **kwargs: Any) -> None:
-        name = exchange or f"amq.{type or 'direct'}"
-        if passive:
-            self.shared.router.check_exchange(name)
-        else:
-            self.shared.router.declare_exchange(name, Exchange(type or "direct", bool(durable), bool(auto_delete)))
-
-    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
-        self.shared.router.delete_exchange(exchange, if_unused)
-
-    def exchange_bind(self, destination: str, source: str = "", routing_key: str = "", **kwargs: Any) -> None:
-        raise NotImplementedError("exchanges cannot be bound to exchanges: bind the queue")
-
-    exchange_unbind = exchange_bind
-
-    def queue_bind(self, queue: str, exchange: str | None = None, routing_key: str = "",
-                   arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        transport, router = self._transport(), self.shared.router
-        name, key = exchange or "amq.direct", routing_key or ""
-        known = transport.declared.get(queue)
-        if known is not None and known.can_be_live and router.exchange(name).live:
-            transport.live.bind(known.spec, known.auto_delete, name, live_pattern(key))
-            if not router.is_bound_here(queue):
-                self.shared.engine.delete(queue, if_unused=True, if_empty=True)
-            return
-        spec = known.spec if known is not None else self.shared.engine.spec(queue)
-        router.bind(Binding(name, queue, key, spec is not None and not spec.durable))
-
-    def queue_unbind(self, queue: str, exchange: str | None = None, routing_key: str = "",
-                     arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        live, name = self._transport().live, exchange or "amq.direct"
-        found = live.get(queue)
-        if found is not None:
-            live.unbind(found, name, live_pattern(routing_key))
-        else:
-            self.shared.router.unbind(name, queue, routing_key)
-
-    def list_bindings(self) -> Iterator[tuple[str, str, str]]:
-        return ((binding.queue, binding.exchange, binding.key) for binding in self.shared.router.bindings())
-
-    # Queues
-
-    def queue_declare(self, queue: str | None = None, passive: bool = False, durable: bool = False,
-                      exclusive: bool = False, auto_delete: bool = False,
-                      arguments: Mapping[str, Any] | None = None, nowait: bool = False,
-                      **kwargs: Any) -> queue_declare_ok_t:
-        transport, engine = self._transport(), self.shared.engine
-        name = queue or f"amq.gen-{uuid()}"
-        live = transport.live.get(name)
-        if live is not None:
-            return queue_declare_ok_t(name, len(live), 0)
-        if passive:
-            if engine.spec(name) is None:
-                raise NotFound(f"no queue {name!r}", (50, 10), "Channel.queue_declare")
-            return queue_declare_ok_t(name, engine.ready(name), engine.consumers(name))
-        new = declare(name, durable, exclusive, auto_delete, arguments, self.shared.adapter.auto_delete_expires)
-        engine.declare(new.spec)
-        transport.declared[name] = new
-        self.shared.remember(new.spec)
-        if new.can_be_live:
-            # of this connection alone; Kombu's mailboxes warn of a twin when they hear of consumers
-            return queue_declare_ok_t(name, 0, 0)
-        return queue_declare_ok_t(name, engine.ready(name), engine.consumers(name))
-
-    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> int:
-        """How many messages went with it; 0 as well when a condition did not hold and it stays."""
-        transport = self._transport()
-        live = transport.live.get(queue)
-        if live is not None:
-            if if_unused and live.listeners or if_empty and len(live):
-                return 0
-            return transport.live.delete(live)
-        transport.getter.leave(queue)
-        count = self.shared.engine.delete(queue, if_unused=if_unused, if_empty=if_empty)
-        if count < 0:
-            return 0
-        known = transport.declared.pop(queue, None)
-        self.shared.forget(queue, transient=known is not None and not known.spec.durable)
-        return count
-
-    def queue_purge(self, queue: str, **kwargs: Any) -> int:
-        live = self._transport().live.get(queue)
-        return self.shared.engine.inspector().purge(queue) if live is None else live.purge()
-
-    def after_reply_message_received(self, queue: str) -> None:
-        """Kombu's mailboxes call this when they have their replies."""
-        try:
-            self.queue_delete(queue)
-        except StoreConnectionError as error:
-            logger.debug("reply queue %r is left to expire: %s", queue, error)
 
     # Publishing
 
@@ -176,13 +77,13 @@ class Channel(base.StdChannel):
 
     def basic_consume(self, queue: str, no_ack: bool = False, callback: Callable[[Message], Any] | None = None,
                       consumer_tag: str = "", **kwargs: Any) -> str:
-        transport = self._transport()
+        transport = self.transport()
         tag = consumer_tag or f"ctag-{uuid()}"
         listener = Listener(tag, queue, bool(no_ack), callback or (lambda message: None), self)
         live = transport.live.get(queue)
         if live is not None:
             live.listeners.append(listener)
-        else:
+        if live is None or self.shared.router.is_bound_here(queue):
             transport.prepare_consuming(queue)
             self._intake(listener.no_ack).add(listener)
         self._listeners[tag] = listener
@@ -198,25 +99,29 @@ class Channel(base.StdChannel):
         if listener is None:
             return
         self.no_ack_consumers.discard(consumer_tag)
-        transport = self._transport()
+        transport = self.transport()
         live = transport.live.get(listener.queue)
         if live is not None and listener in live.listeners:
             live.listeners.remove(listener)
             if live.auto_delete and not live.listeners:
                 transport.live.delete(live)
-        elif self._intakes[listener.no_ack].remove(listener):
+        intake = self._intakes.get(listener.no_ack)
+        if intake is not None and intake.remove(listener):
             self._cancelled.add(listener.queue)
             transport.consumer_gone(listener.queue)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
-        transport = self._transport()
+        transport = self.transport()
         live = transport.live.get(queue)
         if live is not None:
             transport.live.collect()
             delivery = live.take()
-            return None if delivery is None else self._receive(delivery, live, "", no_ack)
-        for delivery, consumer in transport.getter.get(queue, bool(no_ack)):
-            return self._receive(delivery, consumer, "", no_ack)
+            if delivery is not None:
+                return self._receive(delivery, live, "", no_ack)
+        if live is None or self.shared.router.is_bound_here(queue):
+            transport.prepare_consuming(queue)
+            for delivery, consumer in transport.getter.get(queue, bool(no_ack)):
+                return self._receive(delivery, consumer, "", no_ack)
         return None
 
     def deliver(self, delivery: Delivery, settler: Settler, listener: Listener) -> None:
@@ -244,7 +149,7 @@ class Channel(base.StdChannel):
         intake = self._intakes.get(no_ack)
         if intake is None:
             intake = self._intakes[no_ack] = Intake(self, no_ack=no_ack)
-            self._transport().feeds.append(intake)
+            self.transport().feeds.append(intake)
         return intake
 
     # Settling: from any thread, on closed channels too, and never raising
@@ -320,7 +225,7 @@ class Channel(base.StdChannel):
             transport.feeds.remove(intake)
             intake.close(keep)
 
-    def _transport(self) -> Transport:
+    def transport(self) -> Transport:
         if self.connection is None:
             raise RecoverableConnectionError("this channel is closed")
         return self.connection

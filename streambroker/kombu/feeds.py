@@ -118,7 +118,9 @@ class Intake(Feed):
 
     def remove(self, listener: Listener) -> bool:
         """Whether it was the last listener of its queue."""
-        there = self.listeners[listener.queue]
+        there = self.listeners.get(listener.queue)
+        if there is None or listener not in there:
+            return False
         there.remove(listener)
         if there:
             return False

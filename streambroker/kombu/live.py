@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ..message import Delivery, Message
-from ..topics import matches
 from .feeds import SLICE, Feed, Listener
+from .routing import Binding, Exchange
 
 if TYPE_CHECKING:
     from ..engine import Subscription
@@ -38,13 +38,18 @@ class LiveQueue:
     def __init__(self, spec: QueueSpec, auto_delete: bool) -> None:
         self.name = spec.name
         self.auto_delete = auto_delete
-        self.bindings: set[tuple[str, str]] = set()
+        self.bindings: dict[Binding, Exchange] = {}
         self.listeners: deque[Listener] = deque()
         self._ttl = spec.message_ttl
         self._waiting: deque[tuple[float, Delivery]] = deque(maxlen=spec.max_length or MAX_WAITING)
 
     def wants(self, topic: str, key: str) -> bool:
-        return any(topic == bound and matches(pattern, key) for bound, pattern in self.bindings)
+        return any(topic == binding.exchange and binding.takes(exchange, key)
+                   for binding, exchange in self.bindings.items())
+
+    def topics(self) -> set[tuple[str, str]]:
+        """(topic, pattern) to listen to."""
+        return {(binding.exchange, binding.pattern(exchange)) for binding, exchange in self.bindings.items()}
 
     def put(self, message: Message) -> None:
         self._waiting.append((time.monotonic(), Delivery(self.name, f"live-{next(_numbers)}", message)))
@@ -94,23 +99,29 @@ class LiveQueues(Feed):
     def get(self, queue: str) -> LiveQueue | None:
         return self._queues.get(queue)
 
-    def bind(self, spec: QueueSpec, auto_delete: bool, topic: str, pattern: str) -> None:
+    def bind(self, spec: QueueSpec, auto_delete: bool, exchange: Exchange, binding: Binding) -> None:
         """Listens when it returns. Raises StoreConnectionError."""
         if self._subscription is None:
             self._subscription = self._shared.engine.subscribe()
-        self._subscription.add(topic, pattern)
+        self._subscription.add(binding.exchange, binding.pattern(exchange))
         queue = self._queues.get(spec.name)
         if queue is None:
             queue = self._queues[spec.name] = LiveQueue(spec, auto_delete)
-        queue.bindings.add((topic, pattern))
+        queue.bindings[binding] = exchange
 
-    def unbind(self, queue: LiveQueue, topic: str, pattern: str) -> None:
-        queue.bindings.discard((topic, pattern))
-        self._stop_listening([(topic, pattern)])
+    def unbind(self, binding: Binding) -> bool:
+        """Whether it was bound here."""
+        queue = self._queues.get(binding.queue)
+        if queue is None or binding not in queue.bindings:
+            return False
+        before = queue.topics()
+        del queue.bindings[binding]
+        self._stop_listening(before - queue.topics())
+        return True
 
     def delete(self, queue: LiveQueue) -> int:
         if self._queues.pop(queue.name, None) is not None:
-            self._stop_listening(list(queue.bindings))
+            self._stop_listening(queue.topics())
         return queue.purge()
 
     def drop_channel(self, channel: Channel) -> None:
@@ -119,10 +130,10 @@ class LiveQueues(Feed):
             for listener in [listener for listener in queue.listeners if listener.channel is channel]:
                 queue.listeners.remove(listener)
 
-    def _stop_listening(self, bindings: list[tuple[str, str]]) -> None:
-        for topic, pattern in bindings:
-            wanted = any((topic, pattern) in queue.bindings for queue in self._queues.values())
-            if self._subscription is not None and not wanted:
+    def _stop_listening(self, topics: set[tuple[str, str]]) -> None:
+        wanted = set().union(*(queue.topics() for queue in self._queues.values()))
+        for topic, pattern in topics - wanted:
+            if self._subscription is not None:
                 self._subscription.discard(topic, pattern)
 
     def pump(self, most: int | None = None) -> int:

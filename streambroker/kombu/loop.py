@@ -49,7 +49,8 @@ class DrainWakeup:
                 selector.select(min(dues) if dues else None)
         finally:
             self._waited_for = False
-            self._pipe.clear()
+            if self._pipe is not None:
+                self._pipe.clear()
 
     def close(self) -> None:
         if self._pipe is not None:
@@ -73,6 +74,7 @@ class HubDriver:
         self._renew_at = 0.0
         self._timer: Any = None
         self._timer_at = 0.0
+        self._closed = False
         hub.add_reader(self._pipe.fileno(), self._pipe.clear)
         hub.on_tick.add(self.tick)
 
@@ -80,14 +82,21 @@ class HubDriver:
         if self._transport.pid != os.getpid():
             return
         handed = self._transport.pump()
+        if self._closed:
+            return
         due = self._watch()
+        if handed or due == 0:
+            self._pipe.set()
+        elif due is not None:
+            self._pump_in(due)
+
+    def _pump_in(self, due: float) -> None:
         now = time.monotonic()
-        if due is not None and due > 0 and not handed and (not self._timer or now + due < self._timer_at - 0.001):
+        # a timer whose time is over may have been cancelled: Celery does that to timers of a lost connection
+        if self._timer is None or self._timer_at <= now or now + due < self._timer_at - 0.001:
             self._cancel_timer()
             self._timer_at = now + due
             self._timer = self._hub.call_later(due, self._timer_fired)
-            self._pipe.set()
-        elif handed or due == 0:
             self._pipe.set()
 
     def _watch(self) -> float | None:
@@ -120,6 +129,7 @@ class HubDriver:
 
     def close(self) -> None:
         """Leave nothing of this connection in the loop."""
+        self._closed = True
         self._hub.on_tick.discard(self.tick)
         self._cancel_timer()
         for fd in {self._pipe.fileno(), *(fd for fd, _ in self._watched)}:

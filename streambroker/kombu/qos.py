@@ -76,6 +76,9 @@ class QoS:
                 self.channel.shared.keeping.discard(self)
         return held
 
+    def deliveries(self) -> list[Delivery]:
+        return [held.delivery for held in list(self._held.values())]
+
     def release_all(self) -> list[Held]:
         return [held for tag in list(self._held) if (held := self._held.pop(tag, None))]
 

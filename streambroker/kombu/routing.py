@@ -55,15 +55,19 @@ class Binding(NamedTuple):
         return json.dumps([self.exchange, self.queue, self.key])
 
     def takes(self, exchange: Exchange, key: str) -> bool:
-        if exchange.type == "direct":
-            return self.key == key
-        return matches(self.key if exchange.type == "topic" else live_pattern(self.key), key)
+        if exchange.type == "fanout":
+            return matches(self.pattern(exchange), key)
+        return self.key == key or (exchange.type == "topic" and self.key != "" and matches(self.key, key))
 
+    def pattern(self, exchange: Exchange) -> str:
+        """What to listen for: covers all that the binding takes; empty is everything.
 
-def live_pattern(key: str) -> str:
-    """What a fanout binding with this key filters by: an AMQP fanout takes everything, but Celery's gossip, which binds
-    with `worker.#`, must not get each event of each task."""
-    return key if "*" in key or "#" in key else ""
+        An AMQP fanout takes everything, but Celery's gossip, which binds with `worker.#`, must not get each event of
+        each task.
+        """
+        if exchange.type == "fanout" and "*" not in self.key and "#" not in self.key:
+            return ""
+        return self.key
 
 
 class Route(NamedTuple):

@@ -17,7 +17,6 @@ from ..errors import AuthenticationError, Closed, StoreConnectionError, Streambr
 from . import failures
 from .channel import Channel as _Channel
 from .conninfo import Endpoint, memory_endpoint, redis_endpoint
-from .deadletters import EXCHANGE
 from .feeds import Feed
 from .getter import Getter
 from .live import LiveQueues
@@ -96,6 +95,7 @@ class Transport(base.Transport):
         self.broken = False
         self._draining = threading.RLock()
         self._deleted: set[str] = set()
+        self._prepared: set[str] = set()
         self._ids = itertools.count(1)
         self._driver: HubDriver | None = None
 
@@ -149,7 +149,7 @@ class Transport(base.Transport):
             self._driver = None
         for channel in list(self.channels):
             channel.close()
-        self.getter.close([])
+        self.getter.close([delivery for qos in list(self.shared.keeping) for delivery in qos.deliveries()])
         if not self.broken:
             self._delete_exclusive_queues()
         self.live.close()
@@ -175,13 +175,28 @@ class Transport(base.Transport):
     # Consuming
 
     def prepare_consuming(self, queue: str) -> None:
+        """Make the queue again when it went with its last consumer; learn its dead-letter exchange."""
         known = self.declared.get(queue)
         if queue in self._deleted and known is not None:
             self._deleted.discard(queue)
             self.shared.engine.declare(known.spec)
-        spec = known.spec if known is not None else self.shared.engine.spec(queue)
-        if spec is not None and EXCHANGE in spec.arguments:
-            self.shared.dead_letters.learn(queue, spec.arguments)
+            self.shared.remember(known.spec)
+        if queue not in self._prepared:
+            spec = known.spec if known is not None else self.shared.engine.spec(queue)
+            if spec is not None:
+                self._prepared.add(queue)
+                self.shared.dead_letters.learn(queue, spec.arguments)
+
+    def forget_queue(self, queue: str) -> Declared | None:
+        """It was deleted; how it was declared here."""
+        self._prepared.discard(queue)
+        return self.declared.pop(queue, None)
+
+    def remember_queue(self, known: Declared) -> None:
+        self.declared[known.spec.name] = known
+        self._prepared.discard(known.spec.name)
+        self._deleted.discard(known.spec.name)
+        self.shared.remember(known.spec)
 
     def consumer_gone(self, queue: str) -> None:
         """The last consumer of `queue` on a channel was cancelled."""
