@@ -123,6 +123,7 @@ class RedisStreamsEngine:
         return sum(queue in worker.queues for worker in self.registry.workers(self.commands))
 
     def ready(self, queue: str) -> int:
+        self.queues.learn_options(queue)
         return int(self.commands.script("size", [self.keys.root(queue)], GROUP, self.ttl_of(queue), *self.steps)[0])
 
     def limit_of(self, queue: str) -> int:
@@ -140,7 +141,9 @@ class RedisStreamsEngine:
         self._publisher.flush()
 
     def broadcast(self, topic: str, message: Message, key: str = "") -> None:
-        self.commands.call("PUBLISH", self.keys.topic(topic, key), pack_broadcast(key, encode(message)))
+        # nobody waits for it, and it may come from an event loop
+        self.commands.call("PUBLISH", self.keys.topic(topic, key), pack_broadcast(key, encode(message)),
+                           patience=min(1.0, self.settings.publish_timeout))
 
     def subscribe(self) -> RedisSubscription:
         subscription = RedisSubscription(self)
@@ -212,7 +215,7 @@ class RedisStreamsEngine:
 
     # ------------------------------------------------------------------ for the keeper
     def reclaim_command(self, queue: str, holder: str, page: int, counted: bool) -> bytes:
-        self.queues.learn_limit(queue)
+        self.queues.learn_options(queue)
         return script("reclaim").call(
             [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
             int(self.settings.dead_letter_max_age * 1000), int(counted), *self.steps)

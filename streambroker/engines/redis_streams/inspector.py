@@ -31,6 +31,7 @@ class RedisInspector:
 
     def stats(self, queue: str) -> QueueStats:
         engine = self._engine
+        engine.queues.learn_options(queue)
         ready, flight, delayed, dead, oldest, *pairs = self._commands.script(
             "size", [engine.keys.root(queue)], GROUP, engine.ttl_of(queue), *engine.steps)
         counts: dict[str, int] = {}

@@ -43,6 +43,7 @@ class Queues:
         #: deleted queues whose dead letters are still there
         self.graves = RedisTable(engine.commands, engine.keys, "graves")
         self._transient: dict[str, float] = {}
+        self._learned: set[str] = set()
         #: own delivery limits and message TTLs (ms) of queues that have one
         self.limits: dict[str, int] = {}
         self.ttls: dict[str, int] = {}
@@ -98,9 +99,11 @@ class Queues:
         elif queue not in self._transient:
             self._table.put(queue, dump_spec(QueueSpec(queue)))
 
-    def learn_limit(self, queue: str) -> None:
+    def learn_options(self, queue: str) -> None:
+        """Know roughly now what a queue that this process does not use has of its own."""
         row = self._table.rows(max_age=60.0).get(queue)
-        if row is not None and queue not in self.limits:
+        if row is not None and queue not in self._learned:
+            self._learned.add(queue)
             self._note(load_spec(queue, row))
 
     def published(self, queue: str) -> None:

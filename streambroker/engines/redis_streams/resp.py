@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
+
+
+#: what Redis before 7 puts before the error of a command inside a script
+_WRAPPING = re.compile(r"^(?:ERR Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )+-?(?=[A-Z]{3,} )")
 
 
 class ReplyError(Exception):
     """The server's own error text, e.g. `WRONGTYPE Operation against ...`. Replies are handed over with it inside."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(_WRAPPING.sub("", text))
 
 
 class Reader(Protocol):

@@ -44,7 +44,7 @@ if #workers > 2 then
     local identity = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
     local server = redis.call('HMGET', KEYS[6], 'id', 'since')
     if server[1] ~= identity then
-      server[2] = server[1] and now or now - ARGV[6]
+      server[2] = server[1] and now or 0
       redis.pcall('HSET', KEYS[6], 'id', identity, 'since', string.format('%.0f', server[2]))
       redis.call('DEL', KEYS[3])
     end

@@ -1,11 +1,13 @@
 -- (part) Moves due messages of a queue into their streams, one page; every message in one step.
 local function promote_page(root, now, page)
   local delay = root .. ':delay'
-  local due = redis.call('ZRANGEBYSCORE', delay, '-inf', string.format('%.0f', now), 'LIMIT', 0, page)
-  for _, member in ipairs(due) do
+  local due = redis.call('ZRANGEBYSCORE', delay, '-inf', string.format('%.0f', now), 'WITHSCORES', 'LIMIT', 0, page)
+  for i = 1, #due, 2 do
+    local member, score = due[i], due[i + 1]
+    local words = {root .. ':s:0', '*', 'foreign', member}
     local _, stop, nonce, step, count, expiry = string.find(member, '^[^\n]*\n([^\n]*)\n(%d+)\n(%d+)\n(%d+)\n')
     if step then
-      local words = {root .. ':s:' .. step, '*', 'm', string.sub(member, stop + 1)}
+      words = {root .. ':s:' .. step, '*', 'm', string.sub(member, stop + 1)}
       if expiry ~= '0' then
         words[#words + 1] = 'x'
         words[#words + 1] = expiry
@@ -16,13 +18,16 @@ local function promote_page(root, now, page)
         words[#words + 1] = 'f'
         words[#words + 1] = string.match(nonce, '^%d+')
       end
-      redis.call('XADD', unpack(words))
-    else
-      redis.call('XADD', root .. ':s:0', '*', 'foreign', member)
     end
+    -- the removal comes first: after it the move is allowed when memory is full, which it does not need more of
     redis.call('ZREM', delay, member)
+    local added = redis.pcall('XADD', unpack(words))
+    if type(added) == 'table' and added.err then
+      redis.call('ZADD', delay, score, member)
+      error(added.err)
+    end
   end
-  return #due
+  return #due / 2
 end
 
 local function next_due(root, now)

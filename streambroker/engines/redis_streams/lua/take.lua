@@ -39,7 +39,7 @@ local function held(root)
   return false
 end
 
-for q = 1, #KEYS do
+local function serve(q)
   local root = KEYS[q]
   local limit, ttl = tonumber(ARGV[5 + steps + 2 * q]), tonumber(ARGV[6 + steps + 2 * q])
   local bell, back, trials = root .. ':bell', root .. ':back', root .. ':trial'
@@ -216,6 +216,12 @@ for q = 1, #KEYS do
       if ttl_ms > 0 then redis.call('PEXPIRE', bell, ttl_ms) end
     end
   end
+end
+
+for q = 1, #KEYS do
+  -- a key of another type, say: it costs its own queue alone, and nothing that was handed out is forgotten
+  local ok, err = pcall(serve, q)
+  if not ok then out[#out + 1] = {q, type(err) == 'table' and err.err or tostring(err)} end
   if n <= 0 then break end
 end
 out[1] = due
