@@ -33,7 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("every_kind", available_kinds())
     if "kind" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--server") or ["valkey"]
-        metafunc.parametrize("kind", available_kinds() if "all" in asked else asked)
+        # of the session's scope, so that fixtures of a module can ask for it
+        metafunc.parametrize("kind", available_kinds() if "all" in asked else asked, scope="session")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

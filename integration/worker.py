@@ -87,19 +87,16 @@ class CeleryWorker:
         if pids is None:
             self._process.kill()
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> float:
-        """Send `number` to the worker's process and wait for its end; the seconds it took. When it takes longer than
-        `timeout` everything is killed and an AssertionError tells."""
-        began = time.monotonic()
+    def ask_to_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send `number` to the worker's process."""
         if number == signal.SIGQUIT:
             # a cold stop cuts running tasks short: their second start is not unexplained
             self.ledger.killed(self.pids())
         self._process.signal(number)
-        try:
-            wait_until(lambda: not self.alive, timeout, f"{self.name} ends after signal {number}; log: {self.log}")
-        finally:
-            self.end()
-        return time.monotonic() - began
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> float:
+        """`stop_all` of this one."""
+        return stop_all([self], number, timeout)[0]
 
     def signal(self, number: int) -> None:
         """To the worker's own process only."""
@@ -139,3 +136,25 @@ class CeleryWorker:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
+
+
+def stop_all(workers: Sequence[CeleryWorker], number: int = signal.SIGTERM, timeout: float = 30.0) -> list[float]:
+    """Send `number` to the process of each and wait for their ends; the seconds that each took. When one takes longer
+    than `timeout` all are killed and an AssertionError tells."""
+    began = time.monotonic()
+    took: dict[str, float] = {}
+
+    def ended() -> bool:
+        for worker in workers:
+            if not worker.alive:
+                took.setdefault(worker.name, time.monotonic() - began)
+        return len(took) == len(workers)
+
+    for worker in workers:
+        worker.ask_to_stop(number)
+    try:
+        wait_until(ended, timeout, f"end after signal {number} of each of {[worker.log for worker in workers]}")
+    finally:
+        for worker in workers:
+            worker.end()
+    return [took[worker.name] for worker in workers]

@@ -20,6 +20,7 @@ from celery.exceptions import Reject
 from kombu import Queue
 
 from integration.ledger import append
+from streambroker.real import original
 
 VARIABLE = "STREAMBROKER_APP"
 #: what `streambroker.kombu.DURABLE` sets; spelt out so that the same tests run on other transports
@@ -28,7 +29,8 @@ LATE = {"task_acks_late": True, "task_reject_on_worker_lost": True, "worker_pref
 
 @dataclass(frozen=True)
 class AppSettings:
-    """`ledger` is the file's path, `flags` a folder: a task waits for or looks at files there. `conf` is Celery's."""
+    """`ledger` is the file's path, `flags` a folder: a task waits for or looks at files there. `conf` is Celery's,
+    `arguments` are those of some of `queues`."""
 
     broker: str | list[str]
     ledger: str
@@ -37,6 +39,7 @@ class AppSettings:
     options: dict[str, Any] = field(default_factory=dict)
     conf: dict[str, Any] = field(default_factory=dict)
     queues: list[str] = field(default_factory=list)
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def flag(self, name: str) -> Path:
         return Path(self.flags) / name
@@ -53,7 +56,8 @@ def make_app(settings: AppSettings) -> Celery:
         broker_connection_max_retries=None, task_ignore_result=not settings.backend, **LATE)
     app.conf.update(settings.conf)
     if settings.queues:
-        app.conf.task_queues = [Queue(name, routing_key=name) for name in settings.queues]
+        app.conf.task_queues = [Queue(name, routing_key=name, queue_arguments=settings.arguments.get(name))
+                                for name in settings.queues]
         app.conf.task_default_queue = settings.queues[0]
 
     def note(kind: str, task: Task, name: str, **facts: Any) -> None:
@@ -95,6 +99,14 @@ def make_app(settings: AppSettings) -> Celery:
         begin(self, name)
         while not settings.flag(flag).exists():
             time.sleep(0.05)
+        note("end", self, name)
+
+    @app.task(name="block", shared=False, bind=True)
+    def block(self: Task, name: str, flag: str = "release") -> None:
+        """As `hold`, but a green pool's event loop stands still meanwhile."""
+        begin(self, name)
+        while not settings.flag(flag).exists():
+            original("time", "sleep")(0.05)
         note("end", self, name)
 
     @app.task(name="retrying", shared=False, bind=True, max_retries=None)

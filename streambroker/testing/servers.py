@@ -224,6 +224,13 @@ class RedisServer:
         self.close()
 
 
+def _group(client: redis.Redis, key: bytes, group: dict[str, Any]) -> str:
+    """Names that start with `~` are places for messages, not processes, and are not counted."""
+    consumers: list[dict[str, Any]] = client.xinfo_consumers(key, group["name"])
+    count = sum(not consumer["name"].startswith(b"~") for consumer in consumers)
+    return f"{group['name'].decode()}: {group['pending']} pending, {count} consumers"
+
+
 def _size(client: redis.Redis, key: bytes) -> str:
     """Type and size of a key, empty when it went in the meantime."""
     kind = client.execute_command("TYPE", key).decode()  # type: ignore[no-untyped-call]
@@ -232,9 +239,9 @@ def _size(client: redis.Redis, key: bytes) -> str:
     if kind == "stream":
         try:
             groups: list[dict[str, Any]] = client.xinfo_groups(key)
+            told = [_group(client, key, group) for group in groups]
         except redis.ResponseError:
             return ""
-        told = [f"{g['name'].decode()}: {g['pending']} pending, {g['consumers']} consumers" for g in groups]
         return "; ".join([f"stream of {client.xlen(key)}", *told])
     count = {"list": client.llen, "set": client.scard, "hash": client.hlen, "zset": client.zcard,
              "string": client.strlen}[kind](key)
