@@ -67,6 +67,10 @@ class Feed(ABC):
     def one_by_one(self) -> bool:
         """Whether a drain hands over one message at most: Kombu's mailboxes count drains, not messages."""
 
+    @abstractmethod
+    def is_quiet(self) -> bool:
+        """Whether `pump` is needed only when a source is readable: nothing to send, nothing due."""
+
     @property
     def saturated(self) -> bool:
         """Whether it could not hand over anything, since the prefetch is used up."""
@@ -168,6 +172,9 @@ class Intake(Feed):
     @property
     def one_by_one(self) -> bool:
         return self.no_ack
+
+    def is_quiet(self) -> bool:
+        return self.no_ack and not self.listeners and not self._ready
 
     @property
     def saturated(self) -> bool:

@@ -184,6 +184,9 @@ class LiveQueues(Feed):
             return 0.0
         return self._subscription.due()
 
+    def is_quiet(self) -> bool:
+        return self.due() != 0
+
     @property
     def one_by_one(self) -> bool:
         return True

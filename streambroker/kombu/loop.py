@@ -81,11 +81,13 @@ class HubDriver:
     def tick(self) -> None:
         if self._transport.pid != os.getpid():
             return
-        handed = self._transport.pump()
+        timers = len(self._hub.timer)
+        self._transport.pump(quiet=False)
         if self._closed:
             return
         due = self._watch()
-        if handed or due == 0:
+        # `_ready`: callbacks of call_soon, which the loop looks at before this
+        if due == 0 or len(self._hub.timer) != timers or getattr(self._hub, "_ready", True):
             self._pipe.set()
         elif due is not None:
             self._pump_in(due)

@@ -208,13 +208,15 @@ class Transport(base.Transport):
             self._deleted.add(queue)
             self.shared.forget(queue, transient=True)
 
-    def pump(self, one: bool = False) -> int:
-        """Let all feeds send and hand over what has arrived; with `one` at most one message without acknowledgement.
-        How many. Never waits."""
+    def pump(self, one: bool = False, quiet: bool = True) -> int:
+        """Let the feeds send and hand over what has arrived; with `one` at most one message without acknowledgement,
+        without `quiet` only feeds that have something to do. How many. Never waits."""
         if self.shared.orphans:
             self.shared.sweep()
         handed = 0
         for feed in self.feeds[self._turn:] + self.feeds[:self._turn]:
+            if not quiet and feed.is_quiet():
+                continue
             single = one and feed.one_by_one
             if single and handed:
                 continue
