@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from streambroker.engine import Consumer
+from streambroker.engines.memory import store
+from streambroker.engines.redis_streams import takes
 from streambroker.message import Delivery, Message, QueueSpec
 from streambroker.testing.conformance.kit import LEASE, Engines, Mortal, messages, until
 from streambroker.testing.conformance.memory import MemoryEngines
@@ -94,7 +97,8 @@ class Side:
 
     def later(self, who: str, number: int) -> object:
         """Not for one that would come back on its last chance: engines find that out at different times."""
-        chosen = [each for each in self.held[who] if each.count != self.limit - 1][:number]
+        first = self.limit - 2 if self.limit >= 4 else max(1, self.limit - 1)
+        chosen = [each for each in self.held[who] if not self.limit or each.count < first][:number]
         self.held[who] = [each for each in self.held[who] if each not in chosen]
         for delivery in chosen:
             self.consumers[who].nack(delivery, delay=0.2)
@@ -179,7 +183,9 @@ def compare(server: RedisServer, history: list[Event], limit: int) -> None:
 
 @pytest.fixture(scope="module", params=available_kinds())
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    with RedisServer(request.param, aof=False) as running:
+    # trials do not end by themselves: the clocks of the two sides are not the same
+    with mock.patch.object(store, "TRIAL", LONG), mock.patch.object(takes, "TRIAL", LONG), \
+            RedisServer(request.param, aof=False) as running:
         yield running
 
 
@@ -190,13 +196,13 @@ def profile(examples: int) -> settings:
 
 
 @profile(12)
-@given(history=st.lists(EVENTS, min_size=15, max_size=30), limit=st.sampled_from([0, 2, 3, 5]))
+@given(history=st.lists(EVENTS, min_size=15, max_size=30), limit=st.sampled_from([0, 2, 3, 4, 5]))
 def test_histories(server: RedisServer, history: list[Event], limit: int) -> None:
     compare(server, history, limit)
 
 
 @profile(3)
-@given(history=st.lists(CRASHES, min_size=12, max_size=20), limit=st.sampled_from([2, 3]))
+@given(history=st.lists(CRASHES, min_size=12, max_size=20), limit=st.sampled_from([2, 3, 4]))
 def test_histories_with_crashes(server: RedisServer, history: list[Event], limit: int) -> None:
     compare(server, history, limit)
 
@@ -204,7 +210,7 @@ def test_histories_with_crashes(server: RedisServer, history: list[Event], limit
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @profile(300)
-@given(history=st.lists(EVENTS, min_size=20, max_size=60), limit=st.sampled_from([0, 1, 2, 3, 5]))
+@given(history=st.lists(EVENTS, min_size=20, max_size=60), limit=st.sampled_from([0, 1, 2, 3, 4, 5]))
 def test_many_histories(server: RedisServer, history: list[Event], limit: int) -> None:
     compare(server, history, limit)
 
@@ -212,6 +218,6 @@ def test_many_histories(server: RedisServer, history: list[Event], limit: int) -
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @profile(60)
-@given(history=st.lists(CRASHES, min_size=20, max_size=40), limit=st.sampled_from([1, 2, 3, 5]))
+@given(history=st.lists(CRASHES, min_size=20, max_size=40), limit=st.sampled_from([1, 2, 3, 4, 5]))
 def test_many_histories_with_crashes(server: RedisServer, history: list[Event], limit: int) -> None:
     compare(server, history, limit)

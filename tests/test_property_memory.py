@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from unittest import mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from streambroker.engine import Consumer
+from streambroker.engines.memory import store
 from streambroker.message import Delivery, Message, QueueSpec
 from streambroker.testing.conformance.kit import LEASE, Mortal, Taken
 from streambroker.testing.conformance.memory import MemoryEngines
@@ -37,6 +39,8 @@ class Lives(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
+        self.patch = mock.patch.object(store, "TRIAL", 10000.0)
+        self.patch.start()
         self.engines = MemoryEngines()
         self.watcher = self.engines(delivery_limit=self.limit)
         self.watcher.declare(QueueSpec(QUEUE))
@@ -51,6 +55,7 @@ class Lives(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.engines.close()
+        self.patch.stop()
 
     @rule(priority=st.integers(0, 3), delay=st.sampled_from([0.0, 0.0, 0.0, 5.0]), copies=st.integers(1, 4))
     def more(self, priority: int, delay: float, copies: int) -> None:
@@ -182,7 +187,7 @@ class Lives(RuleBasedStateMachine):
             assert not self.limit or sum(count >= self.limit for count in counts) <= 1
 
     def _consumer(self) -> Consumer:
-        """Its lease, which ends trials, is longer than any life."""
+        """Its lease, which ends trials, is longer than any life, as `TRIAL` is here."""
         return self.engines(delivery_limit=self.limit, visibility_timeout=10000).consume([QUEUE])
 
     def _next_place(self) -> int:

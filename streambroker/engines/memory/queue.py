@@ -135,9 +135,10 @@ class Queue:
     def last_chance(self, entry: Entry, holder: Holder) -> bool:
         """A lost worker convicts only a message on its last allowed delivery that it had alone. So such messages are
         handed out one at a time to each holder, and one that was lost in company next time without any: its count is
-        at the limit then. A message that was never lost or rejected is above suspicion."""
+        at the limit then. With a limit of four and more the last delivery but one is such a chance too, so that a kill
+        from outside convicts nobody. A message that was never lost or rejected is above suspicion."""
         limit = self.limit(holder)
-        return bool(limit) and entry.count > 0 and entry.count + 1 >= limit
+        return limit > 0 and entry.count >= (limit - 2 if limit >= 4 else max(1, limit - 1))
 
     def choose(self, holder: Holder, now: float) -> Choice:
         """What `holder` would get now: of the first step that has something a last chance, else the oldest message."""
@@ -166,9 +167,9 @@ class Queue:
                 return Choice(plain)
         return Choice()
 
-    def wait(self, holder: Holder, choice: Choice, now: float) -> None:
-        """Note whether `holder` gets nothing until it is empty, for a lease at most."""
+    def wait(self, holder: Holder, choice: Choice, till: float) -> None:
+        """Note whether `holder` gets nothing until it is empty, `till` then at most."""
         if not choice.waits:
             self.waits.pop(holder, None)
-        elif holder not in self.waits:
-            self.waits[holder] = now + holder.settings.visibility_timeout
+        else:
+            self.waits.setdefault(holder, till)

@@ -16,6 +16,9 @@ from .queue import Entry, Holder, Queue, Trial
 
 Clock = Callable[[], float]
 
+#: longest time, in seconds, for which a last-chance message keeps others from its holder
+TRIAL = 5.0
+
 
 class Listener(Protocol):
     """Who wants to be told when it could receive something."""
@@ -122,13 +125,14 @@ class Store:
 
     def hand_out(self, queue: Queue, holder: Holder, *, no_ack: bool) -> Delivery | None:
         choice = queue.choose(holder, self.now)
-        queue.wait(holder, choice, self.now)
+        till = self.now + min(holder.settings.visibility_timeout, TRIAL)
+        queue.wait(holder, choice, till)
         entry = choice.entry
         if entry is None:
             return None
         queue.take_out(entry)
         if choice.last and not no_ack:
-            queue.trials[holder] = Trial(entry, choice.strict, self.now + holder.settings.visibility_timeout)
+            queue.trials[holder] = Trial(entry, choice.strict, till)
         entry.count += 1
         delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry))
         if no_ack:
@@ -249,7 +253,7 @@ class Store:
             for entry in lost:
                 self._lose(queue, entry)
                 suspect = trial is not None and trial.entry is entry
-                if limit and suspect and (len(lost) == 1 or entry.count >= 2 * limit):
+                if limit and suspect and entry.count >= limit and (len(lost) == 1 or entry.count >= 2 * limit):
                     self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died")
                     continue
                 self.give_back(queue, entry)

@@ -243,6 +243,29 @@ class TestKilled:
         consumer.hand_back(got)
         assert bodies(drain(consumer, 3)) == list("abc")
 
+    def test_from_a_limit_of_four_on_it_takes_two_lost_trials(self, engines: Engines) -> None:
+        """A worker that was killed from outside convicts nobody by itself."""
+        queue, watcher = name(), engines(delivery_limit=4)
+        watcher.publish(queue, messages("a", "b"))
+        first = watcher.consume([queue])
+        for _ in range(2):
+            for delivery in drain(first, 2):
+                first.nack(delivery)
+        got = drain(first, 2, timeout=engines.quiet or 0.01)
+        assert [(each.message.body, each.count) for each in got] == [(b"a", 3)]
+        first.hand_back(got)
+        first.close()
+        for count in (3, 4):
+            mortal = engines.mortal(delivery_limit=4)
+            taken, = mortal.take(queue, 1, LEASE + MARGIN)
+            assert (taken.body, taken.count) == (b"a", count)
+            assert dead(watcher, queue) == []
+            mortal.die()
+            engines.advance(LEASE)
+        waiting = watcher.consume([queue])
+        assert bodies(drain(waiting, 1, LEASE + MARGIN)) == ["b"]
+        until(lambda: dead(watcher, queue) == ["a"], LEASE + MARGIN)
+
     def test_a_plain_kill_convicts_nobody(self, engines: Engines) -> None:
         queue, watcher = name(), engines(delivery_limit=5)
         texts = [str(number) for number in range(50)]
