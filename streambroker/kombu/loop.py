@@ -62,8 +62,8 @@ class HubDriver:
     """Pumps a connection from Kombu's event loop.
 
     In a turn the loop runs callbacks (acknowledgements among them), then timers, then `tick`, then it polls and calls
-    readers. What has arrived is handed over by readers: callbacks and timers that come up in `tick` would wait for the
-    end of a poll that does not know of them, so where there are some a byte in our own pipe ends it.
+    readers. What has arrived is best handed over by readers: callbacks, timers and jobs for the pool that come up in
+    `tick` would wait for the end of a poll that does not know of them, so then a byte in our own pipe ends it.
     """
 
     def __init__(self, transport: Transport, hub: Any) -> None:
@@ -81,13 +81,11 @@ class HubDriver:
     def tick(self) -> None:
         if self._transport.pid != os.getpid():
             return
-        timers = len(self._hub.timer)
-        self._transport.pump(quiet=False)
+        handed = self._transport.pump(quiet=False)
         if self._closed:
             return
         due = self._watch()
-        # `_ready`: callbacks of call_soon, which the loop looks at before this
-        if due == 0 or len(self._hub.timer) != timers or getattr(self._hub, "_ready", True):
+        if handed or due == 0:
             self._pipe.set()
         elif due is not None:
             self._pump_in(due)
