@@ -19,7 +19,7 @@ NEVER = float("inf")
 class Keeper:
     """Calls `turn` again and again in its own thread; `turn` returns the seconds until its next call. Between calls it
     waits for that time, for a `wake`, or for one of `sources()` to be readable. Exceptions of `turn` are logged and the
-    thread goes on. Start it once; `stop` ends it; in a forked child it does not run."""
+    thread goes on. Start it once; `stop` ends it for good; in a forked child it does not run."""
 
     def __init__(self, turn: Callable[[], float], sources: Callable[[], Sequence[int]] = tuple) -> None:
         self._turn = turn
@@ -58,6 +58,8 @@ class Keeper:
         deadline = time.monotonic() + timeout
         while not self._ended and time.monotonic() < deadline:
             time.sleep(0.002)
+        if self._ended:
+            self._wakeup.close()
 
     def _run(self) -> None:
         try:

@@ -23,13 +23,15 @@ local function judge(w, info)
   local left = redis.call('PTTL', life)
   local over = left < 0
   local cut = ARGV[3] == '1' and redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. w)[2] == 0
-  local silent = over or (tonumber(redis.call('GET', life)) or left) - left >= apart
+  -- a closed connection proves nothing before the time in which a living worker is back, whatever the looker's lease
+  local enough = over and apart or math.max(apart, 1950)
+  local silent = over or (tonumber(redis.call('GET', life)) or left) - left >= enough
   local since = tonumber(redis.call('HGET', KEYS[3], w) or nil)
   if not over and not cut then
     if since then redis.call('HDEL', KEYS[3], w) end
   elseif not since then
     redis.pcall('HSET', KEYS[3], w, string.format('%.0f', now))
-  elseif silent and now - since >= apart then
+  elseif silent and now - since >= enough then
     redis.call('HDEL', KEYS[1], w)
     redis.call('HDEL', KEYS[3], w)
     redis.call('DEL', life)
