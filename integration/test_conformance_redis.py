@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from streambroker.testing.conformance.kit import Engines
 from streambroker.testing.conformance.real import RealEngines
 from streambroker.testing.conformance.suite import *  # noqa: F403
-from streambroker.testing.servers import RedisServer, available_kinds
-
-
-@pytest.fixture(scope="module", params=available_kinds())
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    with RedisServer(request.param, aof=False) as running:
-        yield running
+from streambroker.testing.servers import RedisServer
 
 
 @pytest.fixture
-def engines(server: RedisServer) -> Iterator[Engines]:
-    made = RealEngines(server.url())
+def engines(every_kind: str, servers: Callable[[str], RedisServer]) -> Iterator[Engines]:
+    made = RealEngines(servers(every_kind).url())
     yield made
     made.close()

@@ -6,7 +6,7 @@ delayed, in flight and dead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from streambroker.message import Delivery, Message, QueueSpec
 from streambroker.testing.conformance.kit import LEASE, Engines, Mortal, messages, until
 from streambroker.testing.conformance.memory import MemoryEngines
 from streambroker.testing.conformance.real import RealEngines
-from streambroker.testing.servers import RedisServer, available_kinds
+from streambroker.testing.servers import RedisServer
 
 QUEUE = "q"
 #: longer than any history, so that no strict trial and no living holder's lease ends within one
@@ -181,12 +181,11 @@ def compare(server: RedisServer, history: list[Event], limit: int) -> None:
         model.engines.close()
 
 
-@pytest.fixture(scope="module", params=available_kinds())
-def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+@pytest.fixture
+def server(every_kind: str, servers: Callable[[str], RedisServer]) -> Iterator[RedisServer]:
     # trials do not end by themselves: the clocks of the two sides are not the same
-    with mock.patch.object(store, "TRIAL", LONG), mock.patch.object(takes, "TRIAL", LONG), \
-            RedisServer(request.param, aof=False) as running:
-        yield running
+    with mock.patch.object(store, "TRIAL", LONG), mock.patch.object(takes, "TRIAL", LONG):
+        yield servers(every_kind)
 
 
 def profile(examples: int) -> settings:

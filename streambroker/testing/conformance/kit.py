@@ -39,7 +39,8 @@ class Mortal(Protocol):
         """Its name, as the inspector shows it; known once it holds something."""
 
     def take(self, queue: str, limit: int = 10, timeout: float = SOON) -> list[Taken]:
-        """Receive until `limit` or `timeout`, or fetch once when that is 0; what it takes it holds."""
+        """Wait until something comes or `timeout`, then take what comes in a moment, up to `limit`; fetch once when
+        `timeout` is 0. What it takes it holds."""
 
     def settle(self, how: str, *ids: str) -> None:
         """`ack`, `nack`, `hand_back` or `dead_letter` what it holds."""

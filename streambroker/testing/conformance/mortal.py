@@ -21,6 +21,9 @@ from ...engine import Consumer, Engine
 from ...message import Delivery
 from .kit import SOON, Taken, drain
 
+#: seconds in which the rest of what is ready must arrive, once something did
+MOMENT = 0.5
+
 
 class Holding:
     """Consumers of one engine and what they hold."""
@@ -34,7 +37,11 @@ class Holding:
         consumer = self._consumers.get(queue)
         if consumer is None:
             consumer = self._consumers[queue] = self.engine.consume([queue])
-        got = drain(consumer, limit, timeout) if timeout else consumer.fetch(limit)
+        if timeout:
+            got = drain(consumer, 1, timeout)
+            got += drain(consumer, limit - len(got), min(timeout, MOMENT)) if got else []
+        else:
+            got = consumer.fetch(limit)
         self._held.update({each.id: (consumer, each) for each in got})
         return [Taken(each.id, each.message.body, each.count, each.redelivered) for each in got]
 
