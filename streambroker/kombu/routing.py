@@ -1,8 +1,8 @@
 """Exchanges and bindings: kept on the store, seen by every process, copied in each.
 
 The anonymous exchange never comes here. A named exchange costs one look at the table's version for each publish, or
-none where the copy is younger than a second and either knows a queue for the key (durable direct and topic exchanges:
-their bindings are no replies that somebody waits for) or serves a fanout of a message that is not to be kept (events).
+none where the copy is young enough and either knows a queue for the key (durable direct and topic exchanges: their
+bindings are no replies that somebody waits for) or serves a fanout of a message that is not to be kept (events).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 TYPES = ("direct", "topic", "fanout")
 #: exchanges that exist without a declaration, as on an AMQP server
 _BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
-#: seconds that a durable exchange may route by its copy, and how many routes are kept
-_FRESH, _ROUTES = 1.0, 10_000
+#: seconds that a durable exchange may route by its copy, the same for messages that nobody misses, and how many routes
+#: are kept
+_FRESH, _FLEETING, _ROUTES = 1.0, 10.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,8 @@ class Router:
     def route(self, name: str, key: str, *, fleeting: bool = False) -> Route:
         """Where a message goes. What this process declared and the store has lost (FLUSHALL, deleted keys) is made
         again first. `fleeting`: a message that nobody misses, such as an event of a worker."""
-        if self._seen == self._changes and self._shared.table("bindings").rows(_FRESH) is self._copied:
+        age = _FLEETING if fleeting else _FRESH
+        if self._seen == self._changes and self._shared.table("bindings").rows(age) is self._copied:
             known = self._routes.get((name, key, fleeting))
             if known is not None:
                 return known
