@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import fork
 from ...engine import Capabilities
-from ...errors import Closed, StoreConnectionError
+from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Message, QueueSpec
 from ...real import make_lock
 from ...settings import Settings, read_settings
@@ -308,7 +308,7 @@ class RedisStreamsEngine:
             self._maintenance.stop()
         try:
             self._goodbye()
-        except StoreConnectionError as error:
+        except (StoreConnectionError, StoreError) as error:
             logger.debug("cannot say goodbye: %s", error)
         self._maintenance = None
         self.commands.close()
@@ -322,9 +322,12 @@ class RedisStreamsEngine:
         names = [self.holder.name, *self.holder.old_names]
         if self.registry.registered:
             for queue in self.queues.touched:
-                for name in names:
-                    while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
-                        pass
+                try:
+                    for name in names:
+                        while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
+                            pass
+                except StoreError as error:
+                    logger.debug("queue %r cannot be left in order: %s", queue, error)
             self.registry.unregister(self.commands)
         own = self._publisher.own_keys()
         if own:

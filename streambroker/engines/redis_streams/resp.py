@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-
 #: what Redis before 7 puts before the error of a command inside a script
 _WRAPPING = re.compile(r"^(?:ERR Error running script \(call to \w+\): )?(?:@user_script: ?\d+: )+-?(?=[A-Z]{3,} )")
 
