@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+
 from amqp.exceptions import (
     AccessRefused,
     RecoverableChannelError,
@@ -27,6 +31,27 @@ class LoginRefused(AccessRefused):
     def __str__(self) -> str:
         return str(self.reply_text)
 
+
+class Refusals:
+    """Slows a worker down whose credentials are refused: Celery comes back at once after an error that
+    `ensure_connection` does not repeat. A publisher is never slowed down."""
+
+    #: longest pause in seconds, and what is only imported by workers
+    LONGEST, WORKER = 10.0, "celery.worker.consumer.consumer"
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def pause(self) -> None:
+        if self.WORKER in sys.modules and threading.current_thread() is threading.main_thread():
+            self._count += 1
+            time.sleep(min(2.0 * self._count, self.LONGEST))
+
+    def over(self) -> None:
+        self._count = 0
+
+
+refusals = Refusals()
 
 #: everything that a new connection may cure; Celery's worker reconnects on these
 CONNECTION_ERRORS = (StoreConnectionError, Closed, OSError, KombuConnectionError, InconsistencyError, LoginRefused)

@@ -113,10 +113,12 @@ class Transport(base.Transport):
             shared.engine.ping(self.client.connect_timeout or 5.0)
         except AuthenticationError as error:
             release(shared, self)
+            failures.refusals.pause()
             raise failures.LoginRefused.of(error) from error
         except StreambrokerError:
             release(shared, self)
             raise
+        failures.refusals.over()
         self.shared = shared
         self.live = LiveQueues(shared)
         self.getter = Getter(shared)
