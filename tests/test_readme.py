@@ -1,6 +1,6 @@
 """README says what is so: commands, options, names of tests, names in code.
 
-`python -m tests.test_readme` prints the tables of options as they should be.
+`python -m tests.test_readme` writes the tables of options anew.
 """
 
 from __future__ import annotations
@@ -105,4 +105,6 @@ def test_files_that_are_linked_are_there():
 
 
 if __name__ == "__main__":
-    print(options_table(Settings), options_table(KombuOptions), sep="\n\n")  # noqa: T201
+    tables = iter([options_table(Settings), options_table(KombuOptions)])
+    text = re.sub(r"^\| option \|.*\n(\|.*\n)*", lambda found: next(tables) + "\n", README, flags=re.MULTILINE)
+    (ROOT / "README.md").write_text(text)
