@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_VERSIONS] = {}
+    config.pluginmanager.register(OfWorkers())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,6 +36,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         asked = metafunc.config.getoption("--server") or ["valkey"]
         # of the session's scope, so that fixtures of a module can ask for it
         metafunc.parametrize("kind", available_kinds() if "all" in asked else asked, scope="session")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process of pytest-xdist tells the main one."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["servers"] = session.config.stash[_VERSIONS]
+
+
+class OfWorkers:
+    """For the main process of pytest-xdist, which has these hooks."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        node.config.stash[_VERSIONS].update(getattr(node, "workeroutput", {}).get("servers", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
