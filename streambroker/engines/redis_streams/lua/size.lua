@@ -46,6 +46,12 @@ for s = 3, #ARGV do
     if first and (oldest < 0 or now - first > oldest) then oldest = math.max(0, now - first) end
   end
 end
-local out = {ready, flight, redis.call('ZCARD', root .. ':delay'), redis.call('XLEN', root .. ':dead'), oldest}
+-- due and not yet moved, since nobody has asked for messages: whoever asks gets them
+local delay = root .. ':delay'
+local due = redis.call('ZCOUNT', delay, '-inf', string.format('%.0f', now))
+if due > 0 then
+  oldest = math.max(oldest, now - tonumber(redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')[2]))
+end
+local out = {ready + due, flight, redis.call('ZCARD', delay) - due, redis.call('XLEN', root .. ':dead'), oldest}
 for i = 1, #holders do out[#out + 1] = holders[i] end
 return out
