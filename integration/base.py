@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fnmatch import fnmatchcase
 
 from streambroker.testing.servers import RedisServer
@@ -20,6 +21,14 @@ def leftovers(server: RedisServer, prefix: str) -> list[str]:
     """Messages, unsettled deliveries, consumers, workers and delays that are still there, a line each."""
     return [f"db {place[0]} {place[1]}: {size}" for place, size in sorted(server.base(f"{prefix}*").keys.items())
             if not _is_bookkeeping(place[1], size)]
+
+
+def wait_at_base(server: RedisServer, prefix: str, timeout: float = 10.0) -> None:
+    """Until nothing of that is there any more. AssertionError with what is, after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while left := leftovers(server, prefix):
+        assert time.monotonic() < end, f"left on the server after {timeout} s: {left}"
+        time.sleep(0.2)
 
 
 def _is_bookkeeping(key: str, size: str) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from integration.base import leftovers
+from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from streambroker.testing.faults import Proxy
-from streambroker.testing.servers import RedisServer, available_kinds, wait_until
+from streambroker.testing.servers import RedisServer, available_kinds
 
 _VERSIONS = pytest.StashKey[dict[str, str]]()
 
@@ -121,7 +121,7 @@ def at_base(server: RedisServer, prefix: str) -> Iterator[None]:
     """Fails unless, when the test is over and its workers are gone, nothing of its jobs is left on the server. Ask for
     it before `celery`, so that it looks after that has ended the workers."""
     yield
-    wait_until(lambda: not leftovers(server, prefix), 40, f"nothing left: {leftovers(server, prefix)}", pause=0.2)
+    wait_at_base(server, prefix, 40)
 
 
 @pytest.fixture

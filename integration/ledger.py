@@ -30,6 +30,11 @@ class Line:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def worker(self) -> str:
+        """The worker's name, without its host."""
+        return str(self.facts["host"]).partition("@")[0]
+
+    @property
     def run(self) -> tuple[str, int]:
         return self.id, self.facts.get("retries", 0)
 
@@ -66,10 +71,12 @@ def append(path: str | Path, kind: str, id: str, **facts: Any) -> None:
 
 
 class Ledger:
-    """The file at `path`, read and judged."""
+    """The file at `path`, read and judged. Reading is for one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._read: list[Line] = []
+        self._size = 0
 
     def published(self, id: str, due: float = 0.0) -> None:
         """To be called when a publish has returned. `due` is the POSIX time before which the job must not start."""
@@ -82,18 +89,20 @@ class Ledger:
 
     def lines(self, *kinds: str) -> list[Line]:
         """In the order of writing; all kinds when none is named."""
-        if not self.path.exists():
-            return []
-        found = []
-        with self.path.open() as file:
-            for text in file:
-                if not text.endswith("\n"):
-                    break  # being written
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._size)
+                new = file.read()
+            complete = new[:new.rfind(b"\n") + 1]  # the rest is being written
+            self._size += len(complete)
+            for text in complete.splitlines():
                 facts = json.loads(text)
-                line = Line(facts.pop("kind"), facts.pop("id"), facts.pop("pid"), facts.pop("at"), facts)
-                if not kinds or line.kind in kinds:
-                    found.append(line)
-        return found
+                self._read.append(Line(facts.pop("kind"), facts.pop("id"), facts.pop("pid"), facts.pop("at"), facts))
+        return [line for line in self._read if not kinds or line.kind in kinds]
+
+    def starts(self, id: str) -> list[Line]:
+        """Of one job, in order."""
+        return [line for line in self.lines("start") if line.id == id]
 
     def ids(self, kind: str) -> set[str]:
         return {line.id for line in self.lines(kind)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,13 @@ class CeleryRig:
                  **options: Any) -> list[str]:
         """`send` for each of `names`, many in one round trip; the names."""
         due: dict[str, float] = {}
-        with self.app.producer_pool.acquire(block=True) as producer:
-            # Kombu has batches from 5.7 on
-            with producer.batch(500) if hasattr(producer, "batch") else nullcontext():
-                for name in names:
-                    due[name] = time.time() + countdown if countdown else 0.0
-                    self.app.tasks[task].apply_async((name, *args), countdown=countdown, producer=producer, **options)
+        with ExitStack() as stack:
+            producer = stack.enter_context(self.app.producer_pool.acquire(block=True))
+            if hasattr(producer, "batch"):  # Kombu 5.7 up
+                stack.enter_context(producer.batch(500))
+            for name in names:
+                due[name] = time.time() + countdown if countdown else 0.0
+                self.app.tasks[task].apply_async((name, *args), countdown=countdown, producer=producer, **options)
         for name, when in due.items():
             self.ledger.published(name, when)
         return list(due)
