@@ -252,6 +252,23 @@ def test_closing_hands_back_at_once(broker: Broker) -> None:
     ready(other, 1)
 
 
+def test_a_connection_that_is_dropped_without_a_word_keeps_nothing(broker: Broker) -> None:
+    other = broker.second()
+    publish(other.channel())
+    connection = Connection(broker.url, transport_options={**broker.options, "client_name": "dropped"})
+    got: list[Any] = []
+    Consumer(connection.channel(), [Queue("jobs")], callbacks=[lambda body, message: got.append(message)]).consume()
+    drain(connection, lambda: got)
+    del connection
+    got.clear()
+    gc.collect()
+    # the engine is closed by its next use, of whatever kind
+    again = Connection(broker.url, transport_options={**broker.options, "client_name": "dropped"})
+    again.connect()
+    ready(other, 1)
+    again.release()
+
+
 def test_errors_are_sorted_for_kombu() -> None:
     for transport in (MemoryTransport, RedisStreamsTransport):
         assert issubclass(OSError, transport.connection_errors)

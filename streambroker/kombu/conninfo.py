@@ -54,6 +54,12 @@ class Endpoint:
     adapter: KombuOptions
 
     @property
+    def place(self) -> str:
+        """The URL without who logs in."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+    @property
     def key(self) -> tuple[str, str, KombuOptions]:
         return self.url, repr(sorted(self.options.items())), self.adapter
 

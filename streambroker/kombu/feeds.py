@@ -107,6 +107,8 @@ class Intake(Feed):
         self.channel = channel
         self.no_ack = no_ack
         self.consumer: Consumer = channel.shared.engine.consume([], no_ack=no_ack)
+        self._opened = channel.transport().opened
+        self._opened.append(self.consumer)
         self.listeners: dict[str, deque[Listener]] = {}
         self._ready: deque[Delivery] = deque()
         self._gather_until = 0.0
@@ -184,6 +186,7 @@ class Intake(Feed):
         self._closed = True
         self._ready.clear()
         self.listeners.clear()
+        self._opened.remove(self.consumer)
         self.consumer.close(keep)
 
     def _limit(self) -> int:

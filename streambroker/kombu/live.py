@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..engine import Subscription
     from ..message import QueueSpec
     from .channel import Channel
-    from .shared import SharedEngine
+    from .shared import Closable, SharedEngine
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +88,10 @@ class LiveQueue:
 class LiveQueues(Feed):
     """The live queues of one connection, over one subscription."""
 
-    def __init__(self, shared: SharedEngine) -> None:
+    def __init__(self, shared: SharedEngine, opened: list[Closable]) -> None:
         super().__init__()
         self._shared = shared
+        self._opened = opened
         self._queues: dict[str, LiveQueue] = {}
         self._subscription: Subscription | None = None
         # a drain and a `basic_get` of two threads must not read the subscription at once
@@ -103,6 +104,7 @@ class LiveQueues(Feed):
         """Listens when it returns. Raises StoreConnectionError."""
         if self._subscription is None:
             self._subscription = self._shared.engine.subscribe()
+            self._opened.append(self._subscription)
         self._subscription.add(binding.exchange, binding.pattern(exchange))
         queue = self._queues.get(spec.name)
         if queue is None:

@@ -87,6 +87,8 @@ class Publisher:
 
     def put(self, queue: str, create: bool, message: Message) -> None:
         """Store one message now."""
+        if self._shared.orphans:
+            self._shared.sweep()
         stored = self._shared.engine.publish(queue, (message,), create=create)
         if not stored and not create:
             self.unroutable.gone(queue)

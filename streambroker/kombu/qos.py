@@ -99,4 +99,4 @@ class QoS:
         """The message died unsettled after its channel. Runs wherever the garbage collector does: takes no lock."""
         held = self._held.pop(delivery_tag, None)
         if held is not None:
-            self.channel.shared.orphans.append((held.settler, held.delivery))
+            self.channel.shared.orphans.append(partial(held.settler.hand_back, [held.delivery]))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..connection import connect
 from ..errors import StreambrokerError
@@ -18,9 +21,9 @@ from .routing import Router
 
 if TYPE_CHECKING:
     from ..engine import Engine, SharedTable
-    from ..message import Delivery, QueueSpec
+    from ..message import QueueSpec
     from .conninfo import Endpoint
-    from .qos import QoS, Settler
+    from .qos import QoS
     from .transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -38,8 +41,8 @@ class SharedEngine:
         self.adapter = endpoint.adapter
         self.users = 0
         self.transports: weakref.WeakSet[Transport] = weakref.WeakSet()
-        #: deliveries whose message died unsettled after its channel: to be handed back by whoever comes by
-        self.orphans: deque[tuple[Settler, Delivery]] = deque()
+        #: what the garbage collector found to be done, for whoever comes by: it runs anywhere, also inside a lock
+        self.orphans: deque[Callable[[], object]] = deque()
         #: closed channels that still own deliveries of running tasks
         self.keeping: set[QoS] = set()
         self.router = Router(self)
@@ -82,13 +85,13 @@ class SharedEngine:
         self.router.drop_queue(queue, look=not transient)
 
     def sweep(self) -> None:
-        """Hand orphans back."""
+        """Do what the garbage collector left."""
         while self.orphans:
             try:
-                settler, delivery = self.orphans.popleft()
+                orphan = self.orphans.popleft()
             except IndexError:
                 return
-            settler.hand_back([delivery])
+            orphan()
 
     def close(self) -> None:
         self.sweep()
@@ -121,26 +124,51 @@ register(_registry)
 
 
 def acquire(endpoint: Endpoint, transport: Transport) -> SharedEngine:
-    """The engine for `endpoint`, with one more user. No I/O."""
+    """The engine for `endpoint`, with one more user."""
     with _registry.lock:
         shared = _registry.engines.get(endpoint.key)
         if shared is None:
             shared = _registry.engines[endpoint.key] = SharedEngine(endpoint)
         shared.users += 1
         shared.transports.add(transport)
-        return shared
+    shared.sweep()
+    return shared
 
 
-def release(shared: SharedEngine, transport: Transport) -> None:
+def release(shared: SharedEngine) -> None:
     """One user less; the last one closes the engine, unless running tasks of a lost connection still need it: then the
     next connection goes on with it, and the end of the process closes it."""
     with _registry.lock:
         shared.users -= 1
-        shared.transports.discard(transport)
         if shared.users > 0 or shared.keeping:
             return
         _registry.engines.pop(shared.endpoint.key, None)
     shared.close()
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def watch(transport: Transport, shared: SharedEngine, opened: list[Closable]) -> Callable[[], object]:
+    """A connection that is dropped without being closed is closed by whoever uses the engine next: what its consumers
+    hold would stay with this process. `opened` lists what is to be closed and must not lead back to the transport.
+    The returned function ends the watch."""
+    finalizer = weakref.finalize(transport, _dropped, os.getpid(), shared, opened)
+    finalizer.atexit = False
+    return finalizer.detach
+
+
+def _dropped(pid: int, shared: SharedEngine, opened: list[Closable]) -> None:
+    if pid == os.getpid():
+        shared.orphans.append(partial(_close_dropped, shared, opened))
+
+
+def _close_dropped(shared: SharedEngine, opened: Iterable[Closable]) -> None:
+    logger.warning("a connection to %s was dropped without being closed", shared.endpoint.place)
+    for each in opened:
+        each.close()
+    release(shared)
 
 
 @atexit.register

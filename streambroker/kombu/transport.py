@@ -21,7 +21,7 @@ from .feeds import Feed
 from .getter import Getter
 from .live import LiveQueues
 from .loop import DrainWakeup, HubDriver
-from .shared import SharedEngine, acquire, release
+from .shared import Closable, SharedEngine, acquire, release, watch
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -90,6 +90,8 @@ class Transport(base.Transport):
         self.feeds: list[Feed] = []
         self.declared: dict[str, Declared] = {}
         self.wakeup = DrainWakeup()
+        #: what the engine has open for this connection
+        self.opened: list[Closable] = [self.wakeup]
         self.connected = False
         #: the last thing heard of the link was an error
         self.broken = False
@@ -112,16 +114,17 @@ class Transport(base.Transport):
         try:
             shared.engine.ping(self.client.connect_timeout or 5.0)
         except AuthenticationError as error:
-            release(shared, self)
+            release(shared)
             failures.refusals.pause()
             raise failures.LoginRefused.of(error) from error
         except StreambrokerError:
-            release(shared, self)
+            release(shared)
             raise
         failures.refusals.over()
         self.shared = shared
-        self.live = LiveQueues(shared)
-        self.getter = Getter(shared)
+        self.live = LiveQueues(shared, self.opened)
+        self.getter = Getter(shared, self.opened)
+        self._unwatch = watch(self, shared, self.opened)
         self.feeds.append(self.live)
         self.connected = True
         return self
@@ -146,6 +149,7 @@ class Transport(base.Transport):
         if not self.verify_connection(connection):
             return
         self.connected = False
+        self._unwatch()
         if self._driver is not None:
             self._driver.close()
             self._driver = None
@@ -157,7 +161,7 @@ class Transport(base.Transport):
         self.live.close()
         self.feeds.clear()
         self.wakeup.close()
-        release(self.shared, self)
+        release(self.shared)
 
     def _collect(self, connection: Transport) -> None:
         """Kombu gives this connection up, after an error or in a forked child."""
