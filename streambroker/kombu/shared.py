@@ -175,9 +175,9 @@ def _close_dropped(shared: SharedEngine, opened: Iterable[Closable]) -> None:
 def _close_all() -> None:
     """A program that ends without closing its connections still hands back what it has."""
     for shared in list(_registry.engines.values()):
-        for transport in list(shared.transports):
-            transport.close_connection(transport)
         try:
+            for transport in list(shared.transports):
+                transport.close_connection(transport)
             shared.close()
         except StreambrokerError as error:
             logger.debug("closing at exit: %s", error)
