@@ -209,7 +209,10 @@ class Transport(base.Transport):
         known = self.declared.get(queue)
         if known is None or not known.auto_delete or self.broken:
             return
-        self.getter.leave(queue)
+        for transport in list(self.shared.transports):
+            # single gets of this process, on other connections too, are no consumers
+            if transport.connected:
+                transport.getter.leave(queue)
         if self.shared.engine.delete(queue, if_unused=True) >= 0:
             self._deleted.add(queue)
             self.shared.forget(queue, transient=True)
