@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -105,6 +108,13 @@ class CeleryRig:
 
         wait_until(as_wanted, timeout, f"queue {queue} with {counts}", pause=0.05)
         return self.stats(queue)
+
+    def cli(self, *argv: str) -> Any:
+        """What `streambroker <argv> --json` prints, on this store. Raises CalledProcessError."""
+        done = subprocess.run(
+            [sys.executable, "-m", "streambroker", *argv, "--json", "--url", str(self.settings.broker), "--prefix",
+             self.prefix], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, check=True, timeout=60)
+        return json.loads(done.stdout)
 
     def flag(self, name: str) -> None:
         """Raise a flag that tasks look at (`release`, `fixed`)."""

@@ -102,6 +102,11 @@ class CeleryWorker:
         """To the worker's own process only."""
         self._process.signal(number)
 
+    def signal_child(self, pid: int, number: int) -> None:
+        """To one of `children`; that it ends by it is noted in the ledger."""
+        self.ledger.killed([pid])
+        self._signal(number, [pid])
+
     def freeze(self) -> None:
         """SIGSTOP the whole tree."""
         self._signal(signal.SIGSTOP, self.pids())
