@@ -62,8 +62,8 @@ def test_poison_ends_at_the_limit_and_spares_its_neighbours(server: RedisServer,
 
 @pytest.mark.usefixtures("at_base")
 def test_a_lost_pool_process_counts(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
-    """Rows 32, 92, 93, 94: the worker lives when the pool process of a task is killed; the job is back as soon as Celery
-    sees that, each attempt knows its number; at the limit it is a dead letter and the queue goes on."""
+    """Rows 32, 92, 93, 94: the worker lives when the pool process of a task is killed; the job is back as soon as
+    Celery sees that, each attempt knows its number; at the limit it is a dead letter and the queue goes on."""
     celery.use(server.url(), delivery_limit=3)
     worker = celery.worker(concurrency=2, options=QUICK)
     celery.send("poison", "poison")
@@ -159,7 +159,7 @@ def test_a_queues_dead_letter_exchange_gets_them(server: RedisServer, celery: Ce
             message.ack()
     assert {task: name for task, (name, _) in found.items()} == {"rejecting": "rejecting", "poison": "poison"}
     deaths = {task: death for task, (_, [death]) in found.items()}
-    assert [(deaths[task]["reason"], deaths[task]["queue"], deaths[task]["count"]) for task in ("rejecting", "poison")] \
-        == [("rejected", "jobs", 1), ("delivery_limit", "jobs", 2)]
+    assert {task: (death["reason"], death["queue"], death["count"]) for task, death in deaths.items()} == {
+        "rejecting": ("rejected", "jobs", 1), "poison": ("delivery_limit", "jobs", 2)}
     celery.wait_stats("graveyard", ready=0, in_flight=0)
     celery.finish()

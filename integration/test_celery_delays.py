@@ -1,4 +1,4 @@
-"""Countdowns, etas and retry delays wait in the store: in no worker's memory, for any time, never early, seldom late."""
+"""Countdowns, etas and retry delays wait in the store: in no worker's memory, for any time, never early."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 
 import pytest
 
@@ -78,7 +79,7 @@ def test_retries_wait(waits: Waits) -> None:
     """Attempts 1 to 4 of one job, each a second after the one before it."""
     attempts = waits.ledger.starts("retrying")
     assert [line.facts["retries"] for line in attempts] == [0, 1, 2, 3]
-    gaps = [later.at - earlier.at for earlier, later in zip(attempts, attempts[1:], strict=False)]
+    gaps = [later.at - earlier.at for earlier, later in pairwise(attempts)]
     assert all(1.0 <= gap < 1.5 for gap in gaps), gaps
 
 
