@@ -54,7 +54,7 @@ class Settings:
     reconnect_timeout: float = _option(
         5.0, "How long a consumer mends a broken link by itself before it tells the framework.", unit="s", low=0,
         high=3600)
-    block_timeout: float = _option(15.0, "Longest wait of an idle consumer in one request.", unit="s", low=0.1, high=30)
+    block_timeout: float = _option(10.0, "Longest wait of an idle consumer in one request.", unit="s", low=0.1, high=30)
     socket_timeout: float = _option(10.0, "Longest wait for an answer of the store.", unit="s", low=0.1, high=600)
     socket_connect_timeout: float = _option(5.0, "Longest wait for a connection.", unit="s", low=0.1, high=600)
     socket_keepalive: bool = _option(True, "TCP keep-alive on the store's connections.")

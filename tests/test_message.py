@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from typing import Any
 
@@ -24,10 +23,10 @@ def test_a_message_needs_a_body_alone() -> None:
     assert (message.head, message.id, message.priority, message.delay, message.expires) == (b"{}", "", 0, 0.0, None)
 
 
-@pytest.mark.parametrize("value", [Message(b"x"), QueueSpec("q"), QueueStats("q", 0, 0, 0, 0)])
-def test_values_are_frozen(value: Any) -> None:
-    field = dataclasses.fields(value)[0].name
-    with pytest.raises(dataclasses.FrozenInstanceError):
+@pytest.mark.parametrize(("value", "field"), [
+    (Message(b"x"), "body"), (QueueSpec("q"), "name"), (QueueStats("q", 0, 0, 0, 0), "ready")])
+def test_values_are_frozen(value: Any, field: str) -> None:
+    with pytest.raises(AttributeError):
         setattr(value, field, None)
     with pytest.raises((AttributeError, TypeError)):
         value.unknown = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import threading
 import time
@@ -96,7 +95,7 @@ class Store:
 
     def add(self, queue: Queue, message: Message, steps: int) -> str:
         """`steps` is how many priorities there are: one beyond them is the last."""
-        entry = self._entry(dataclasses.replace(message, priority=max(0, min(message.priority, steps - 1))))
+        entry = self._entry(message._replace(priority=max(0, min(message.priority, steps - 1))))
         if message.delay > 0:
             queue.delay(entry, self.now + message.delay)
         else:
