@@ -63,6 +63,14 @@ class TestDelay:
         for consumer in consumers:
             engines.nothing(consumer)
 
+    def test_what_is_due_counts_as_ready_though_nobody_asks(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, [*messages("due", delay=0.2), *messages("later", delay=60)])
+        engines.advance(0.3)
+        assert engine.ready(queue) == 1
+        stats = engine.inspector().stats(queue)
+        assert (stats.ready, stats.delayed) == (1, 1)
+
     def test_survives_its_publisher(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         engine.publish(queue, messages("a", delay=0.3))
