@@ -68,15 +68,15 @@ class Address:
     __repr__ = __str__
 
 
-def dialer(address: Address, settings: Settings) -> Callable[[], redis.Connection]:
-    """A function that makes a new, unconnected redis-py connection. Its own repeats are off: redis-py 8 would send an
-    XADD up to eleven times; RESP2, since the reply shapes of RESP3 differ."""
+def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Connection]:
+    """A function that makes a new, unconnected redis-py connection, which is given that many seconds for each step of
+    its handshake. Its own repeats are off: redis-py 8 would send an XADD up to eleven times; RESP2, since the reply
+    shapes of RESP3 differ."""
     options: dict[str, Any] = {
         "db": address.database,
         "username": address.username,
         "password": address.password,
         "credential_provider": address.credential_provider,
-        "socket_timeout": settings.socket_timeout,
         "protocol": 2,
         "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         "health_check_interval": 0,
@@ -92,11 +92,11 @@ def dialer(address: Address, settings: Settings) -> Callable[[], redis.Connectio
         options["path"] = address.path
     else:
         kind = redis.SSLConnection if address.tls else redis.Connection
-        options.update(host=address.host, port=address.port, socket_keepalive=settings.socket_keepalive,
-                       socket_connect_timeout=settings.socket_connect_timeout)
+        options.update(host=address.host, port=address.port, socket_keepalive=settings.socket_keepalive)
 
-    def dial() -> redis.Connection:
-        connection: redis.Connection = kind(**options)
+    def dial(timeout: float) -> redis.Connection:
+        connection: redis.Connection = kind(
+            socket_timeout=timeout, socket_connect_timeout=min(timeout, settings.socket_connect_timeout), **options)
         return connection
 
     return dial

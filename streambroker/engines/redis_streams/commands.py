@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: pauses between tries, the last one again and again
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
+#: for a call without patience: its longest wait for an answer, and how old an error may be that is told again instead
+HASTE, RECENT = 2.0, 5.0
 
 
 class Request:
@@ -47,6 +49,8 @@ class Commands:
         self._lock = threading.Lock()
         self._open: deque[Request] = deque()
         self._closed = False
+        #: when a patience ended in vain last
+        self._gave_up = float("-inf")
 
     def call(self, *words: Word, patience: float | None = None) -> Any:
         """One command. Raises StoreError, StoreConnectionError, Closed."""
@@ -56,18 +60,18 @@ class Commands:
         return self.run(script(name).call(keys, *args), patience)
 
     def run(self, data: bytes, patience: float | None = None) -> Any:
-        request = Request(data)
+        request, since = Request(data), time.monotonic()
         with self._lock:
             self.send(request)
-            self.settle(0, patience)
+            self.settle(0, patience, since)
         return self.answer(request)
 
     def many(self, packed: list[bytes], patience: float | None = None) -> list[Any]:
         """Several commands in one write; error replies are returned as ReplyError."""
-        requests = [Request(data) for data in packed]
+        requests, since = [Request(data) for data in packed], time.monotonic()
         with self._lock:
             self.send(*requests)
-            self.settle(0, patience)
+            self.settle(0, patience, since)
         return [request.reply for request in requests]
 
     @property
@@ -86,16 +90,23 @@ class Commands:
             except StoreConnectionError:
                 logger.debug("link broke while sending; it is sent again")
 
-    def settle(self, left_open: int = 0, patience: float | None = None) -> None:
+    def settle(self, left_open: int = 0, patience: float | None = None, since: float | None = None) -> None:
         """Read replies until at most `left_open` requests are unanswered. Needs the lock. When the patience is over
-        the unanswered ones are given up and the error is raised."""
-        deadline: float | None = None
+        the unanswered ones are given up and the error is raised. `since` is when the caller began to wait for the lock:
+        what another one tried in vain meanwhile was a part of its patience. A caller without any does not wait long,
+        and not at all when someone has just given up."""
+        hasty = patience == 0.0
+        patience = self._patience if patience is None else patience
+        in_vain = since is not None and self._gave_up > (since - RECENT if hasty else since)
+        deadline = since + patience if since is not None and in_vain else None
         tries = 0
         while len(self._open) > left_open:
             try:
                 if not self._link.is_open:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise StoreConnectionError("the store cannot be reached")
                     self._reopen()
-                reply = self._link.read()
+                reply = self._link.read(HASTE if hasty else None)
                 request = self._open[0]
                 if isinstance(reply, ReplyError) and self._again(reply, request):
                     continue
@@ -111,10 +122,11 @@ class Commands:
                 self._link.close()
                 now = time.monotonic()
                 if deadline is None:
-                    deadline = now + (self._patience if patience is None else patience)
+                    deadline = now + patience
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
-                if isinstance(error, (AuthenticationError, Closed)) or now + pause >= deadline:
+                if self._closed or isinstance(error, (AuthenticationError, Closed)) or now + pause >= deadline:
                     self._open.clear()
+                    self._gave_up = now
                     raise
                 tries += 1
                 time.sleep(pause)
@@ -149,10 +161,12 @@ class Commands:
         return True
 
     def close(self) -> None:
-        """Waits for nothing: call `settle` first."""
+        """Waits for nothing: call `settle` first. A call that is under way in another thread fails soon."""
         self._closed = True
-        with self._lock:
+        self._link.interrupt()
+        if self._lock.acquire(timeout=0.2):
             self._link.close()
+            self._lock.release()
 
     def after_fork(self) -> None:
         self._lock = threading.Lock()

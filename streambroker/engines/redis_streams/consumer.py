@@ -67,7 +67,12 @@ class RedisConsumer:
             for delivery in [delivery for delivery in inbox if delivery.queue == queue]:
                 inbox.remove(delivery)
                 self.hand_back([delivery])
-            self._engine.stop_consuming(queue, self)
+            self._engine.stop_consuming([queue], self)
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer may have arrived that was not read yet."""
+        return not self.closed and self._pull.waits
 
     # ------------------------------------------------------------------ receiving
     def receive(self, timeout: float, limit: int = 1) -> list[Delivery]:
@@ -200,8 +205,7 @@ class RedisConsumer:
         if self._pull.is_open:
             self._pull.send(time.monotonic(), 0, arm=False, take=False, flush=True)
             self._await_answers(deadline)
-        for queue in self.plan.queues:
-            self._engine.stop_consuming(queue, self)
+        self._engine.stop_consuming(self.plan.queues, self)
         self._pull.close()
         if self._wakeup is not None:
             self._wakeup.close()

@@ -36,6 +36,9 @@ from .table import RedisTable
 
 logger = logging.getLogger(__name__)
 
+#: seconds that closing tries to get over a broken link, and waits for an answer
+FAREWELL_PATIENCE, FAREWELL_TIMEOUT = 0.5, 2.0
+
 
 class RedisStreamsEngine:
     """See `streambroker.engine.Engine`. Thread-safe. In a forked child it starts anew: publishing goes on with a new
@@ -180,23 +183,23 @@ class RedisStreamsEngine:
                 self._consuming[queue] = self._consuming.get(queue, 0) + 1
             self.registry.register(self.commands, self.known_queues())
         with self._lock:
-            first = self._maintenance is None
             if self._maintenance is None:
                 self._maintenance = Maintenance(self)
-        if first:
-            self._maintenance.keeper.start()
-        else:
-            self._maintenance.keeper.wake_within(0.0)
+                self._maintenance.keeper.start()
+        self._maintenance.keeper.wake_within(0.0)
 
-    def stop_consuming(self, queue: str, consumer: RedisConsumer) -> None:
-        if consumer.no_ack:
+    def stop_consuming(self, queues: Sequence[str], consumer: RedisConsumer) -> None:
+        if consumer.no_ack or not queues:
             return
         with self._lock:
-            left = self._consuming.get(queue, 0) - 1
-            if left > 0:
-                self._consuming[queue] = left
-            else:
-                self._consuming.pop(queue, None)
+            for queue in queues:
+                left = self._consuming.get(queue, 0) - 1
+                if left > 0:
+                    self._consuming[queue] = left
+                else:
+                    self._consuming.pop(queue, None)
+        if self._closed:
+            return
         try:
             self.registry.register(self.commands, self.known_queues(), patience=0.0)
         except (StoreConnectionError, Closed) as error:
@@ -215,7 +218,6 @@ class RedisStreamsEngine:
 
     # ------------------------------------------------------------------ for the keeper
     def reclaim_command(self, queue: str, holder: str, page: int, counted: bool) -> bytes:
-        self.queues.learn_options(queue)
         return script("reclaim").call(
             [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
             int(self.settings.dead_letter_max_age * 1000), int(counted), *self.steps)
@@ -306,32 +308,32 @@ class RedisStreamsEngine:
             subscription.close()
         if self._maintenance is not None:
             self._maintenance.stop()
+        # a connection of its own: others may be stuck in the one for requests
+        farewell = self.make_commands(FAREWELL_PATIENCE, FAREWELL_TIMEOUT)
         try:
-            self._goodbye()
+            self._publisher.flush()
+            self._goodbye(farewell)
+            self.chores.do()
         except (StoreConnectionError, StoreError) as error:
             logger.debug("cannot say goodbye: %s", error)
         self._maintenance = None
+        farewell.close()
         self.commands.close()
 
-    def _goodbye(self) -> None:
-        self._publisher.flush()
-        self.chores.do()
+    def _goodbye(self, farewell: Commands) -> None:
         for consumer in self.consumers_open():
             if len(consumer.outbox):
-                self.send_settles(consumer.outbox.take(), self.commands, None)
-        names = [self.holder.name, *self.holder.old_names]
+                self.send_settles(consumer.outbox.take(), farewell, None)
         if self.registry.registered:
             for queue in self.queues.touched:
                 try:
-                    for name in names:
-                        while self.commands.run(self.reclaim_command(queue, name, 500, counted=False), 0.5)[2]:
+                    for name in (self.holder.name, *self.holder.old_names):
+                        while farewell.run(self.reclaim_command(queue, name, 500, counted=False))[2]:
                             pass
                 except StoreError as error:
                     logger.debug("queue %r cannot be left in order: %s", queue, error)
-            self.registry.unregister(self.commands)
-        own = self._publisher.own_keys()
-        if own:
-            self.commands.many([pack("DEL", key) for key in own], 0.5)
+            self.registry.unregister(farewell)
+        farewell.many([pack("DEL", key) for key in self._publisher.own_keys()])
 
     def after_fork(self) -> None:
         consumers, subscriptions, maintenance = [*self._consumers], [*self._subscriptions], self._maintenance

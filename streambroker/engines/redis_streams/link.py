@@ -4,6 +4,7 @@ socket and replies come through our reader. That is half the cost of a command, 
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import redis.exceptions
 from ...errors import AuthenticationError, StoreConnectionError, StoreError, StoreUnavailable
 from .resp import ReplyError, make_reader, pack
 
-Dial = Callable[[], redis.Connection]
+Dial = Callable[[float], redis.Connection]
 
 #: first words of answers that mean: not now, perhaps soon
 UNAVAILABLE = frozenset({"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "BUSY",
@@ -60,7 +61,7 @@ class Link:
         """Connect. Raises StoreConnectionError, AuthenticationError."""
         connection: redis.Connection | None = None
         try:
-            connection = self._dial()
+            connection = self._dial(self._timeout)
             connection.connect()  # type: ignore[no-untyped-call]
         except redis.exceptions.AuthenticationError as error:
             raise AuthenticationError(str(error)) from error
@@ -84,6 +85,15 @@ class Link:
         if connection is not None:
             connection.disconnect()  # type: ignore[no-untyped-call]
 
+    def interrupt(self) -> None:
+        """End a read that waits in another thread."""
+        sock = self._sock
+        try:
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # closed meanwhile
+
     def abandon(self) -> None:
         """Forget the socket without a word on it: for the child of a fork."""
         self._connection = self._sock = None
@@ -96,6 +106,10 @@ class Link:
         except (OSError, ValueError) as error:
             self.close()
             raise StoreConnectionError(f"link broke while sending: {error}") from error
+        except BaseException:
+            # a time limit, say: what comes next would be read as the rest of this command
+            self.close()
+            raise
 
     def poll(self) -> list[Any]:
         """Replies that have arrived; never waits."""
@@ -105,7 +119,7 @@ class Link:
             if data is None:
                 return replies
             self._reader.feed(data)
-            while (reply := self._reader.gets()) is not False:
+            while (reply := self._next()) is not False:
                 replies.append(reply)
             if len(data) < 65536 and not self._buffered():
                 return replies
@@ -116,7 +130,7 @@ class Link:
         if timeout is None:
             timeout = self._timeout
         deadline = None
-        while (reply := self._reader.gets()) is False:
+        while (reply := self._next()) is False:
             if deadline is None:
                 deadline, left = time.monotonic() + timeout, timeout
             else:
@@ -135,6 +149,14 @@ class Link:
         if isinstance(reply, ReplyError):
             raise translate(reply) from reply
         return reply
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.gets()
+        except Exception as error:
+            # no RESP: something else answers, or bytes went missing
+            self.close()
+            raise StoreConnectionError(f"an answer cannot be read: {error}") from error
 
     def _buffered(self) -> bool:
         return isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0

@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError
 from ...keeper import Keeper
+from ...message import Delivery
 from .holder import Mark
 from .keys import FREE, GROUP, LAST, ONCE
 from .resp import ReplyError, pack
@@ -38,7 +40,8 @@ class Maintenance:
     def __init__(self, engine: RedisStreamsEngine) -> None:
         self._engine = engine
         self._commands = engine.make_commands(patience=0.5, timeout=engine.settings.visibility_timeout / 3)
-        self._alive = engine.make_link()
+        # its opening may hang, and signs of life wait for it
+        self._alive = engine.make_link(min(1.0, engine.settings.visibility_timeout / 6))
         self._alive_name = ""
         self._alive_retry = 0.0
         self.keeper = Keeper(self._turn, lambda: [self._alive.fileno()])
@@ -83,10 +86,12 @@ class Maintenance:
         if self._engine.registry.registered:
             if not self._greeted:
                 self._greet()
-            self._watch_alive(now)
+            is_alive = self._watch_alive()
             if now >= self._next_look:
                 self._next_look = now + self._engine.registry.look_interval
                 self._look()
+            if now >= self._alive_retry and not (is_alive and self._alive.is_open):
+                self._show_life()
         self._refresh_transient(now)
         self._promote(now)
         self._flush_stale(now)
@@ -109,26 +114,34 @@ class Maintenance:
         return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------------ life and death
-    def _watch_alive(self, now: float) -> None:
-        """Stay subscribed to the own channel; after a lost connection renew at once, the subscription was the proof of
-        life."""
-        name = self._engine.holder.name
+    def _watch_alive(self) -> bool:
+        """Whether this process is subscribed to its own channel. After a lost connection it renews at once: the
+        subscription was the proof of life."""
         try:
-            if self._alive.is_open and self._alive_name == name:
+            if self._alive.is_open and self._alive_name == self._engine.holder.name:
                 if self._alive.poll():
                     self._next_look = 0.0  # a newcomer: from now on two looks prove a death
-                return
+                return True
         except StoreConnectionError:
             self._next_look = 0.0
-        if now < self._alive_retry:
-            return
-        self._alive_retry = now + 0.2
-        self._alive.close()
-        self._alive.open()
-        self._alive.send(pack("SUBSCRIBE", self._engine.keys.alive(name), self._engine.keys.newcomers))
-        for _ in range(2):
-            self._engine.commands.check(self._alive.read())
-        self._alive_name = name
+        return False
+
+    def _show_life(self) -> None:
+        """Subscribe. While that is not possible the lease alone shows life, and is renewed more often than a death is
+        proved."""
+        name = self._engine.holder.name
+        try:
+            self._alive.close()
+            self._alive.open()
+            self._alive.send(pack("SUBSCRIBE", self._engine.keys.alive(name), self._engine.keys.newcomers))
+            for _ in range(2):
+                self._commands.check(self._alive.read())
+            self._alive_name = name
+        except (StoreConnectionError, StoreError) as error:
+            now = time.monotonic()
+            self._alive_retry = now + (5.0 if isinstance(error, StoreError) else 0.2)
+            self._next_look = min(self._next_look, now + self._engine.registry.look_interval / 4)
+            self._engine.chores.report(f"the keeper cannot subscribe to its channel now: {error}")
 
     def _greet(self) -> None:
         """Say what is in force, and warn of a server that may throw messages away."""
@@ -145,12 +158,14 @@ class Maintenance:
 
     def _look(self) -> None:
         engine = self._engine
-        known, others, gone, expired = self._commands.run(engine.registry.look_command())
-        if not others:
-            self._next_look = time.monotonic() + engine.registry.lonely_interval
+        known, others, gone, expired, heard = self._commands.run(engine.registry.look_command())
+        if not heard:
+            self._alive.close()
         if not known:
             self._reborn()
             return
+        if not others:
+            self._next_look = time.monotonic() + engine.registry.lonely_interval
         for holder, info in zip(gone[::2], gone[1::2], strict=True):
             self._reclaim(holder.decode(), info.decode())
         for queue in expired:
@@ -169,20 +184,25 @@ class Maintenance:
             self.doubt(queue)
 
     def _adopt(self, old: str, new: str) -> None:
-        streams: dict[tuple[str, int], list[str]] = {}
         mine = {(delivery.queue, delivery.id): delivery for delivery in self._engine.holder.mine()}
-        for queue, key in mine:
-            number, _, entry = key.partition(":")
-            streams.setdefault((queue, int(number)), []).append(entry)
-        for (queue, step), entries in streams.items():
-            own: set[str] = set()
+        own = self._move(old, new, mine)
+        for place, delivery in mine.items():
+            if place not in own:
+                delivery.lost = True
+
+    def _move(self, old: str, new: str, places: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """From the old name of this process to its new one; those that the old one had."""
+        streams: dict[tuple[str, int], list[str]] = {}
+        for queue, key in places:
+            step, _, entry = key.partition(":")
+            streams.setdefault((queue, int(step)), []).append(entry)
+        moved: set[tuple[str, str]] = set()
+        for (queue, number), entries in streams.items():
             for start in range(0, len(entries), PAGE):
-                reply = self._commands.script("adopt", [self._engine.keys.stream(queue, step)], GROUP, old, new,
+                reply = self._commands.script("adopt", [self._engine.keys.stream(queue, number)], GROUP, old, new,
                                               *entries[start:start + PAGE])
-                own.update(entry.decode() for entry in reply)
-            for entry in entries:
-                if entry not in own:
-                    mine[queue, f"{step}:{entry}"].lost = True
+                moved.update((queue, f"{number}:{entry.decode()}") for entry in reply)
+        return moved
 
     def _reclaim(self, holder: str, info: str) -> None:
         try:
@@ -196,6 +216,7 @@ class Maintenance:
     def _reclaim_queue(self, queue: str, holder: str) -> None:
         engine = self._engine
         moved = buried = 0
+        engine.queues.learn_options(queue, self._commands)
         while True:
             m, b, left = self._commands.run(engine.reclaim_command(queue, holder, PAGE, counted=True))
             moved, buried = moved + m, buried + b
@@ -275,19 +296,24 @@ class Maintenance:
         late answer is told from a new one. A consumer whose loop is blocked keeps what waits in its socket."""
         engine = self._engine
         read = min((consumer.driven for consumer in engine.consumers_open()
-                    if not consumer.closed and queue in consumer.queues), default=now)
+                    if consumer.waits and queue in consumer.queues), default=now)
         for name in [engine.holder.name, *engine.holder.old_names]:
             rows = self._commands.run(script("held").call([engine.keys.root(queue)], GROUP, name, 1000, *engine.steps))
-            back = []
+            back, strays = [], []
             for step, entry, count in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
                 key = f"{int(step)}:{entry.decode()}"
                 known = engine.holder.held.get((queue, key))
+                if isinstance(known, Delivery):
+                    strays.append((queue, key))
                 if known is not None and not (isinstance(known, Mark) and known.count):
                     continue
                 first = self._unknown.setdefault((queue, key, count), now)
                 if read - first >= 0.5 and engine.holder.take_unknown(queue, key, count):
                     back.append(Settle("lost", queue, key, name))
                     self._unknown.pop((queue, key, count), None)
+            if name != engine.holder.name:
+                # an answer to a request from before the process was declared gone
+                self._move(name, engine.holder.name, strays)
             if back:
                 engine.chores.say(logging.INFO, "%d messages of queue %s never arrived here: given back", len(back),
                                   queue)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,14 +100,14 @@ class Publisher:
 
     def _one(self, queue: str, message: Message) -> list[str]:
         data = self._encode(message)
-        step = self._step(message)
+        step, since = self._step(message), time.monotonic()
         with self._commands.lock:
             producer, first = self._number(queue, [data], 1)
             head = producer.heads.get((queue, step)) or self._prepare(producer, queue, step)
             number = b"%d" % first
             request = Request(b"*13\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (
                 head, len(number), number, _PLAIN, len(data), data))
-            self._send([request], producer, first, queue, [data], self._deferred)
+            self._send([request], producer, first, queue, [data], self._deferred, since)
         return self._receipts(queue, [(request, step)])
 
     def _several(self, queue: str, messages: Sequence[Message], create: bool) -> list[str]:
@@ -114,7 +115,7 @@ class Publisher:
         for message in messages:
             group: tuple[Any, ...] = ("delay",) if message.delay > 0 else ("now", self._step(message), message.expires)
             groups.setdefault(group, []).append((message, self._encode(message)))
-        everything = [data for rows in groups.values() for _, data in rows]
+        everything, since = [data for rows in groups.values() for _, data in rows], time.monotonic()
         with self._commands.lock:
             producer, first = self._number(queue, everything, len(everything))
             number = first
@@ -128,7 +129,7 @@ class Publisher:
                     steps.append(None if group[0] == "delay" else group[1])
                     number += len(part)
             # without `create` the caller wants to know whether the queue is there
-            self._send(requests, producer, first, queue, everything, self._deferred and create)
+            self._send(requests, producer, first, queue, everything, self._deferred and create, since)
         return self._receipts(queue, list(zip(requests, steps, strict=True)))
 
     def _step(self, message: Message) -> int:
@@ -184,17 +185,17 @@ class Publisher:
         return self._producer, self._producer.take(count)
 
     def _send(self, requests: list[Request], producer: Producer, first: int, queue: str,
-              everything: list[bytes], deferred: bool) -> None:
+              everything: list[bytes], deferred: bool, since: float) -> None:
         commands = self._commands
         try:
             if deferred:
-                commands.settle(0)
+                commands.settle(0, since=since)
                 for request in requests:
                     request.wanted = True
                 commands.send(*requests)
                 return
             commands.send(*requests)
-            commands.settle(0)
+            commands.settle(0, since=since)
         except StoreConnectionError:
             if len(self._unresolved) >= UNRESOLVED:
                 self._unresolved.pop(next(iter(self._unresolved)))
@@ -222,6 +223,8 @@ class Publisher:
 
     def flush(self) -> None:
         """Wait for every answer; raises the first error."""
+        if not self._deferred:
+            return
         with self._commands.lock:
             self._commands.settle(0)
 

@@ -241,6 +241,11 @@ class Pull:
         return min((when for when in times if when is not None), default=None)
 
     @property
+    def waits(self) -> bool:
+        """Whether messages may be under way."""
+        return bool(self.outstanding or self._armed)
+
+    @property
     def unanswered(self) -> bool:
         return self._io.is_open and not self._io.quiet
 

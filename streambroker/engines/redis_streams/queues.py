@@ -99,9 +99,9 @@ class Queues:
         elif queue not in self._transient:
             self._table.put(queue, dump_spec(QueueSpec(queue)))
 
-    def learn_options(self, queue: str) -> None:
+    def learn_options(self, queue: str, commands: Commands | None = None) -> None:
         """Know roughly now what a queue that this process does not use has of its own."""
-        row = self._table.rows(max_age=60.0).get(queue)
+        row = self._table.rows(60.0, commands).get(queue)
         if row is not None and queue not in self._learned:
             self._learned.add(queue)
             self._note(load_spec(queue, row))

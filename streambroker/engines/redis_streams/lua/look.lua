@@ -3,7 +3,8 @@
 --       7 timers: transient queues by their expiry ('q\n' and the name), gone holders by their next try ('h\n' ...)
 -- ARGV: 1 holder, 2 lease ms, 3 proof of death 0/1, 4 start of alive channels, 5 start of sign-of-life keys,
 --       6 grace ms after a restart or failover, 7 ms between the two looks
--- Returns: {1 known | 0 not known any more, other workers, {gone holder, info, ...}, {expired transient queue, ...}}
+-- Returns: {1 known | 0 not known any more, other workers, {gone holder, info, ...}, {expired transient queue, ...},
+--   whether the server still has the own subscription 0/1}
 -- A holder is gone when two looks, some time apart, both find its lease run out, or its connection closed and no sign of
 -- life in between. The verdict removes it from the workers in the same step: a process that was only silent learns at
 -- its next look that it is not known any more. After a restart or a failover nobody is subscribed yet and leases may
@@ -14,7 +15,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local workers, known = redis.call('HGETALL', KEYS[1]), false
 for i = 1, #workers, 2 do known = known or workers[i] == me end
-if not known then return {0, 0, {}, {}} end
+if not known then return {0, 0, {}, {}, 0} end
 -- PEXPIRE is allowed when memory is full, SET is not
 if redis.call('PEXPIRE', KEYS[2], lease) == 0 then redis.pcall('SET', KEYS[2], lease, 'PX', lease) end
 
@@ -70,4 +71,6 @@ for _, timer in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', string.forma
     redis.pcall('ZADD', KEYS[7], string.format('%.0f', now + 5000), timer)
   end
 end
-return {1, #workers / 2 - 1, gone, expired}
+-- a connection that was dropped in between ends for the server alone
+local heard = ARGV[3] == '0' or redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. me)[2] > 0
+return {1, #workers / 2 - 1, gone, expired, heard and 1 or 0}
