@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from kombu import Connection, Exchange, Producer, Queue
 
 from streambroker import connect
 from streambroker.errors import StoreUnavailable
 from streambroker.message import Message
 from streambroker.testing.conformance.kit import bodies, drain, messages
-from streambroker.testing.servers import RedisServer
+from streambroker.testing.conformance.mortal import ProcessMortal
+from streambroker.testing.servers import RedisServer, wait_until
 
 
 @pytest.mark.parametrize("fault", ["maxmemory", "replica", "min-replicas-to-write"])
@@ -77,3 +79,69 @@ def test_a_due_message_stays_where_it_is_while_its_stream_is_none(server: RedisS
         client.delete(stream)
         assert bodies(drain(consumer, 1)) == ["a"]
     engine.close()
+
+
+def test_foreign_entries_become_dead_letters_and_delay_nobody(
+        every_kind: str, fresh: Callable[..., RedisServer], caplog: pytest.LogCaptureFixture) -> None:
+    server = fresh(kind=every_kind, aof=False)
+    engine = connect(server.url())
+    stream, delay = "sb:{q}:s:0", "sb:{q}:delay"
+    engine.publish("q", messages("first"))
+    with server.client() as client:
+        client.xadd(stream, {f"field{number}": "v" for number in range(10_000)})
+        for fields in ({"x": "y"}, {"m": ""}, {"m": "99999999999999999999:"}, {b"\xff": b"\xfe"}, {"~a": "b"}):
+            client.xadd(stream, fields)
+        client.xadd(stream, {"m": "2:{}odd", "x": "garbage", "c": "3.5e300", "f": "q"})
+        client.zadd(delay, {b"": 1, b"\xff\n\xfe": 1, b"x\nabc\n1\n1\n0\n2:{}odd too": 1, b"y" * 1_000_000: 1})
+        engine.publish("q", messages("last"))
+        consumer = engine.consume(["q"])
+        got = drain(consumer, 4)
+        assert sorted(bodies(got)) == ["first", "last", "odd", "odd too"]
+        for delivery in got:
+            consumer.ack(delivery)
+        wait_until(lambda: engine.inspector().stats("q").in_flight == 0, 5, "all are settled")
+        dead = list(engine.inspector().dead("q"))
+        assert len(dead) == 9
+        assert sum("no messages" in line for line in caplog.messages) == 1
+        assert engine.inspector().replay("q", [letter.id for letter in dead]) == 9
+        assert client.xlen(stream) == 9
+    engine.close()
+
+
+def test_rows_that_are_none_of_ours_stop_nobody(server: RedisServer, prefix: str) -> None:
+    common = f"{prefix}:{{@}}:"
+    mortal = ProcessMortal(server.url(), {"prefix": prefix, "visibility_timeout": 1})
+    engine = connect(server.url(), prefix=prefix, visibility_timeout=1)
+    engine.publish("b", messages("mine", "other"))
+    assert len(mortal.take("b", 1)) == 1
+    with server.client() as client:
+        client.hset(common + "workers", mapping={
+            b"\xff\xfe": b"garbage", "x": "[]", "y": '{"queues":5}', "z": '{"queues":["b"],"lease":"abc"}'})
+        client.hset(common + "t:queues", mapping={
+            "a": "garbage", "b": "[]", b"\xff": "{}", "c": '{"delivery_limit":"abc","message_ttl":"x"}',
+            "d": '{"durable": false}', "e": "5", "f": '{"message_ttl": NaN, "arguments": 5}'})
+        client.set(common + "v:queues", "1")
+    for queue in "acdef":
+        engine.publish(queue, messages("m"))
+    consumer = engine.consume([*"abcdef"])
+    assert sorted(bodies(drain(consumer, 6))) == [*"mmmmm", "other"]
+    assert len(engine.inspector().workers()) == 2
+    assert {*"abcdef"} <= {*engine.inspector().queues()}
+    assert [engine.inspector().stats(queue).in_flight for queue in "abcdef"] == [1, 2, 1, 1, 1, 1]
+    mortal.die()
+    assert bodies(drain(consumer, 1)) == ["mine"]
+    engine.close()
+
+
+def test_routing_rows_that_are_none_of_ours_stop_nobody(server: RedisServer, prefix: str) -> None:
+    with Connection(server.url(), transport_options={"global_keyprefix": prefix}) as connection:
+        exchange = Exchange("ex", "topic")
+        channel = connection.channel()
+        Queue("q", exchange, routing_key="k.#")(channel).declare()
+        with server.client() as client:
+            client.hset(f"{prefix}:{{@}}:t:bindings", mapping=dict.fromkeys(
+                ["5", "null", "[]", '["ex", "q", 5]', '["ex", ["q"], "k"]', "[" * 100_000, "garbage"], "durable"))
+            client.set(f"{prefix}:{{@}}:v:bindings", "1")
+        Producer(channel, exchange).publish(1, routing_key="k.1")
+        assert channel.queue_declare("q", passive=True).message_count == 1
+        assert list(channel.list_bindings()) == [("q", "ex", "k.#")]

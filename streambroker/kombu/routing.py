@@ -80,11 +80,13 @@ class Route(NamedTuple):
 @lru_cache(maxsize=4096)
 def _binding(row: str, value: str) -> Binding | None:
     try:
-        exchange, queue, key = json.loads(row)
-    except ValueError:
+        words = json.loads(row)
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or len(words) != 3 or not all(isinstance(word, str) for word in words):
         logger.warning("routing table: row %r is none of ours and is ignored", row)
         return None
-    return Binding(exchange, queue, key, value == "transient")
+    return Binding(words[0], words[1], words[2], value == "transient")
 
 
 class Router:
@@ -213,12 +215,13 @@ class Router:
         """Where a message goes. What this process declared and the store has lost (FLUSHALL, deleted keys) is made
         again first. `fleeting`: a message that nobody misses, such as an event of a worker."""
         age = _FLEETING if fleeting else _FRESH
-        if self._seen == self._changes and self._shared.table("bindings").rows(age) is self._copied:
+        if self._seen == self._changes and self._shared.table("bindings").rows(
+                age, patient=not fleeting) is self._copied:
             known = self._routes.get((name, key, fleeting))
             if known is not None:
                 return known
         exchange = self.exchange(name)
-        route = self._look(name, exchange, key)
+        route = self._look(name, exchange, key, patient=not fleeting)
         if not route.queues and self._make_again(name, exchange, key):
             route = self._look(name, exchange, key)
         lasts = fleeting if exchange.type == "fanout" else exchange.durable and route.queues
@@ -226,8 +229,8 @@ class Router:
             self._routes[name, key, fleeting] = route
         return route
 
-    def _look(self, name: str, exchange: Exchange, key: str) -> Route:
-        self._refresh()
+    def _look(self, name: str, exchange: Exchange, key: str, patient: bool = True) -> Route:
+        self._refresh(patient)
         if exchange.type == "direct":
             found = self._by_key.get((name, key), [])
         else:
@@ -236,9 +239,9 @@ class Router:
             found = list({binding.queue: binding for binding in found}.values())
         return Route(exchange.live, tuple(found))
 
-    def _refresh(self) -> None:
+    def _refresh(self, patient: bool = True) -> None:
         changes = self._changes
-        rows = self._shared.table("bindings").rows()
+        rows = self._shared.table("bindings").rows(patient=patient)
         if rows is not self._copied:
             by_exchange: dict[str, list[Binding]] = {}
             by_key: dict[tuple[str, str], list[Binding]] = {}

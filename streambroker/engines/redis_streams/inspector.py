@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...message import DeadLetter, Delayed, Holding, InFlight, Message, QueueStats, Worker
 from .keys import FREE, GROUP, LAST
 from .publisher import decode
-from .resp import ReplyError, pack
+from .resp import ReplyError, pack, text_of
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class RedisInspector:
             "size", [engine.keys.root(queue)], GROUP, engine.ttl_of(queue), *engine.steps)
         counts: dict[str, int] = {}
         for name, count in zip(pairs[::2], pairs[1::2], strict=True):
-            counts[name.decode()] = counts.get(name.decode(), 0) + count
+            counts[text_of(name)] = counts.get(text_of(name), 0) + count
         rows = self.in_flight(queue, 10_000) if counts else []
         holders = []
         for name, count in sorted(counts.items()):
@@ -59,7 +59,7 @@ class RedisInspector:
                     break
                 for entry, holder, idle, count in page:
                     if holder not in (FREE.encode(), LAST.encode()):
-                        rows.append(InFlight(queue, f"{step}:{entry.decode()}", holder.decode(), idle / 1000, count))
+                        rows.append(InFlight(queue, f"{step}:{entry.decode()}", text_of(holder), idle / 1000, count))
                 start = "(" + page[-1][0].decode()
         return rows[:limit]
 
@@ -88,7 +88,7 @@ class RedisInspector:
     def delayed(self, queue: str) -> Iterator[Delayed]:
         for member, due in self._scan(queue, None):
             found = _MEMBER.match(member)
-            nonce, step = (found[2].decode(), int(found[3])) if found else ("", 0)
+            nonce, step = (text_of(found[2]), int(found[3])) if found else ("", 0)
             yield Delayed(queue, nonce, _message(member[found.end() if found else 0:], step), due)
 
     def delayed_remove(self, queue: str, ids: Collection[str]) -> int:
@@ -149,7 +149,7 @@ def _message(data: bytes, step: int) -> Message:
 def _dead_letter(queue: str, entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
     def number(name: bytes) -> int:
         value = fields.get(name, b"0")
-        return int(value) if value.isdigit() else 0
+        return int(value) if value.isdigit() and len(value) < 16 else 0
 
     raw = {name.decode("utf-8", "replace"): value for name, value in fields.items() if not name.startswith(b"~")}
     return DeadLetter(

@@ -4,7 +4,6 @@ for the dead, reclaiming, promoting, settlements that nobody sends, and entries 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable
@@ -15,7 +14,8 @@ from ...keeper import Keeper
 from ...message import Delivery
 from .holder import Mark
 from .keys import FREE, GROUP, LAST, ONCE
-from .resp import ReplyError, pack
+from .registry import read_info
+from .resp import ReplyError, pack, text_of
 from .scripts import script
 from .settles import Settle
 
@@ -167,9 +167,9 @@ class Maintenance:
         if not others:
             self._next_look = time.monotonic() + engine.registry.lonely_interval
         for holder, info in zip(gone[::2], gone[1::2], strict=True):
-            self._reclaim(holder.decode(), info.decode())
+            self._reclaim(text_of(holder), info)
         for queue in expired:
-            engine.queues.expired(queue.decode("utf-8", "surrogateescape"), self._commands)
+            engine.queues.expired(text_of(queue), self._commands)
 
     def _reborn(self) -> None:
         """This process was declared gone: it was silent for a lease, or the registry was lost. Under a new name it
@@ -204,12 +204,8 @@ class Maintenance:
                 moved.update((queue, f"{number}:{entry.decode()}") for entry in reply)
         return moved
 
-    def _reclaim(self, holder: str, info: str) -> None:
-        try:
-            queues = [str(queue) for queue in json.loads(info)["queues"]]
-        except (ValueError, KeyError, TypeError):
-            queues = self._engine.consumed()
-        for queue in queues:
+    def _reclaim(self, holder: str, info: bytes) -> None:
+        for queue in read_info(info).get("queues", self._engine.consumed()):
             self._reclaim_queue(queue, holder)
         self._engine.registry.forget(self._commands, holder)
 
@@ -240,7 +236,7 @@ class Maintenance:
         gone: dict[str, set[str]] = {}
         for number, reply in enumerate(replies):
             for row in reply if not isinstance(reply, ReplyError) else ():
-                name = row[row.index(b"name") + 1].decode()
+                name = text_of(row[row.index(b"name") + 1])
                 if name not in workers and name not in (FREE, LAST, ONCE) and name != engine.holder.name:
                     gone.setdefault(name, set()).add(queues[number // len(engine.steps)])
         for name, held in gone.items():

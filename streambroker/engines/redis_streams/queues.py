@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...message import QueueSpec
 from .keys import GROUP
@@ -28,10 +29,21 @@ def dump_spec(spec: QueueSpec) -> str:
     return json.dumps({name: value for name, value in values.items() if value != {}}, sort_keys=True, default=str)
 
 
+_KINDS: dict[str, Any] = {"durable": bool, "expires": (int, float), "message_ttl": (int, float), "delivery_limit": int,
+                          "max_length": int, "arguments": dict}
+
+
 def load_spec(name: str, text: str) -> QueueSpec:
-    known = {field.name for field in dataclasses.fields(QueueSpec)}
-    values = {key: value for key, value in json.loads(text).items() if key in known}
-    return QueueSpec(name, **values)
+    """As it was declared; what is none of ours in a row counts as not there."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        logger.warning("the row of queue %r is none of ours and is ignored", name)
+        return QueueSpec(name)
+    return QueueSpec(name, **{key: value for key, value in row.items() if isinstance(value, _KINDS.get(key, ()))
+                              and not (isinstance(value, float) and not math.isfinite(value))})
 
 
 class Queues:

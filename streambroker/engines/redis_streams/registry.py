@@ -10,7 +10,7 @@ from ...settings import Settings
 from .commands import Commands
 from .holder import Holder
 from .keys import Keys
-from .resp import pack
+from .resp import ReplyError, pack, text_of
 from .scripts import script
 
 #: between two looks, with a short lease a third of it: each is a sign of life, and two of them prove a death
@@ -64,16 +64,33 @@ class Registry:
         commands.script("forget", [f"{self._keys.common}:dead", self._keys.timers], holder)
 
     def names(self, commands: Commands) -> set[str]:
-        return {name.decode() for name in commands.call("HKEYS", self._workers)}
+        return {text_of(name) for name in commands.call("HKEYS", self._workers)}
 
     def workers(self, commands: Commands) -> list[Worker]:
         flat: list[bytes] = commands.call("HGETALL", self._workers)
-        names = [name.decode() for name in flat[::2]]
+        names = [text_of(name) for name in flat[::2]]
         left = commands.many([pack("PTTL", self._life(name)) for name in names]) if names else []
-        return [_worker(name, json.loads(text), ms) for name, text, ms in zip(names, flat[1::2], left, strict=True)]
+        found = [_worker(name, text, ms) for name, text, ms in zip(names, flat[1::2], left, strict=True)]
+        return [worker for worker in found if worker is not None]
 
 
-def _worker(name: str, info: dict[str, Any], ms: int) -> Worker:
-    lease = float(info["lease"])
-    seen = lease - ms / 1000 if ms >= 0 else lease
-    return Worker(name, info["host"], info["pid"], tuple(info["queues"]), lease, max(0.0, seen))
+def read_info(text: bytes) -> dict[str, Any]:
+    """What a holder told of itself; empty when it is none of ours."""
+    try:
+        info = json.loads(text)
+        queues = info["queues"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    if not isinstance(queues, list) or not all(isinstance(queue, str) for queue in queues):
+        return {}
+    return dict(info)
+
+
+def _worker(name: str, text: bytes, ms: int | ReplyError) -> Worker | None:
+    info = read_info(text)
+    try:
+        lease, host, pid = float(info["lease"]), str(info["host"]), int(info["pid"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return None
+    seen = lease - ms / 1000 if isinstance(ms, int) and ms >= 0 else lease
+    return Worker(name, host, pid, tuple(info["queues"]), lease, max(0.0, seen))

@@ -83,6 +83,11 @@ def make_reader() -> Reader:
 Word = bytes | str | int | float
 
 
+def text_of(data: bytes) -> str:
+    """What `pack` turns into these bytes again, whatever they are."""
+    return data.decode("utf-8", "surrogateescape")
+
+
 def pack(*words: Word) -> bytes:
     """One command."""
     parts = [b"*%d\r\n" % len(words)]

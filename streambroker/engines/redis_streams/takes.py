@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from ...message import Delivery, Message
@@ -15,8 +14,6 @@ from .scripts import script
 if TYPE_CHECKING:
     from .consumer import RedisConsumer
     from .engine import RedisStreamsEngine
-
-logger = logging.getLogger(__name__)
 
 #: beyond this many queues the turn does not change with every take: preparing it would cost more than it brings
 ROTATED = 32
@@ -106,7 +103,7 @@ def to_deliveries(engine: RedisStreamsEngine, consumer: RedisConsumer, queues: l
             message = decode(fields[1], int(step))
         except ValueError as error:
             broken = Delivery(queue, entry_id, Message(b""), count)
-            logger.warning("entry %s of queue %s is no message (%s): dead letter", broken.id, queue, error)
+            engine.chores.report(f"queue {queue!r} has entries that are no messages: {broken.id} is buried, {error}")
             consumer.dead_letter(broken, f"not a message: {error}")
             continue
         delivery = Delivery(queue, entry_id, message, count, back == 1)

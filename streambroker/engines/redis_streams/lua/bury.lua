@@ -4,6 +4,8 @@ local function bury(root, group, step, id, count, reason, holder, most, age_ms, 
   local e = redis.call('XRANGE', stream, id, id)[1]
   if e then
     local fields = e[2]
+    -- more words than one call can take: none of ours
+    if #fields > 4000 then fields = {'fields', cmsgpack.pack(fields)} end
     local copy = {dead, '*'}
     local first = string.match(id, '^%d+')
     for i = 1, #fields do

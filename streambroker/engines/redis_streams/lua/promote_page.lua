@@ -16,7 +16,7 @@ local function promote_page(root, now, page)
         words[#words + 1] = 'c'
         words[#words + 1] = count
         words[#words + 1] = 'f'
-        words[#words + 1] = string.match(nonce, '^%d+')
+        words[#words + 1] = string.match(nonce, '^%d+') or string.format('%.0f', now)
       end
     end
     -- the removal comes first: after it the move is allowed when memory is full, which it does not need more of
@@ -24,7 +24,7 @@ local function promote_page(root, now, page)
     local added = redis.pcall('XADD', unpack(words))
     if type(added) == 'table' and added.err then
       redis.call('ZADD', delay, score, member)
-      error(added.err)
+      error(added.err, 0)
     end
   end
   return #due / 2

@@ -82,6 +82,8 @@ local function serve(q)
     local extra = {}
     if fields[1] == 'm' then
       for j = 3, #fields, 2 do extra[fields[j]] = tonumber(fields[j + 1]) end
+      -- a count that we did not write: the server would refuse it
+      if extra.c and (extra.c < 1 or extra.c > 1e6 or extra.c % 1 ~= 0) then extra.c = nil end
       if (extra.x and extra.x <= now) or (ttl > 0 and now - tonumber(string.match(e[1], '^%d+')) >= ttl) then
         redis.call('XACK', root .. ':s:' .. step, group, e[1])
         redis.call('XDEL', root .. ':s:' .. step, e[1])
