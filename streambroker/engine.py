@@ -100,8 +100,9 @@ class Subscription(Protocol):
 class SharedTable(Protocol):
     """A small table that all processes share. Rows are text. Reads are cached and cost one look at a version."""
 
-    def rows(self, max_age: float = 0.0) -> Mapping[str, str]:
-        """All rows, at most `max_age` seconds old; 0 looks at the store's version each time."""
+    def rows(self, max_age: float = 0.0, *, patient: bool = True) -> Mapping[str, str]:
+        """All rows, at most `max_age` seconds old; 0 looks at the store's version each time. Without `patient` it
+        raises soon when the store cannot be reached."""
 
     def put(self, key: str, value: str, queue: str = "") -> bool:
         """Set a row; True when it changed. With `queue` the row goes when that transient queue goes."""
@@ -175,7 +176,7 @@ class Engine(Protocol):
         """`no_ack`: forgotten by the store on delivery."""
 
     def broadcast(self, topic: str, message: Message, key: str = "") -> None:
-        """To whoever listens now; stores nothing."""
+        """To whoever listens now; stores nothing. Raises soon when the store cannot be reached."""
 
     def subscribe(self) -> Subscription: ...
 

@@ -58,17 +58,20 @@ class Publisher:
             put(routing_key, routing_key in self.lasting or self._lasts(routing_key, message), wire)
             return True
         fleeting = message["properties"].get("delivery_mode") == 1
-        route = self._shared.router.route(exchange, routing_key, fleeting=fleeting)
         place = self._shared.endpoint.url, exchange, routing_key
         stored = unfinished.resume(*place, wire)
         try:
+            route = self._shared.router.route(exchange, routing_key, fleeting=fleeting)
             for binding in route.queues:
                 if binding.queue not in stored:
                     put(binding.queue, not binding.transient, wire)
                     stored.add(binding.queue)
             if route.live:
                 self._shared.engine.broadcast(exchange, wire, routing_key)
-        except StoreConnectionError:
+        except StoreConnectionError as error:
+            if fleeting and _is_passing(exchange, routing_key):
+                logger.debug("%r to exchange %r is dropped: %s", routing_key, exchange, error)
+                return False
             if stored and sink is None:
                 unfinished.note(*place, wire, stored)
             raise
@@ -139,6 +142,13 @@ class Publisher:
                     logger.info("task %s was revoked while it waited for its time and is removed", task_id)
         except StoreError as error:
             logger.warning("revoked tasks that wait for their time could not be removed: %s", error)
+
+
+def _is_passing(exchange: str, routing_key: str) -> bool:
+    """Whether a message is worth nothing a moment later. Celery publishes the heartbeats of workers and the answers to
+    remote commands from its event loop and repeats them for ever: with the store away the worker would stand still and
+    could not be stopped."""
+    return routing_key.startswith("worker.") or (exchange.startswith("reply.") and exchange.endswith(".pidbox"))
 
 
 class _Steps:

@@ -178,7 +178,7 @@ class MemoryTable:
         self._engine = engine
         self._name = name
 
-    def rows(self, max_age: float = 0.0) -> Mapping[str, str]:
+    def rows(self, max_age: float = 0.0, *, patient: bool = True) -> Mapping[str, str]:
         with self._engine.turn() as store:
             return MappingProxyType({key: value for key, (value, _) in store.tables.get(self._name, {}).items()})
 

@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping
 from .commands import Commands
 from .keys import Keys
 
+#: how long an impatient look tries to get over a broken link (seconds)
+IMPATIENCE = 1.0
+
 
 class RedisTable:
     """Thread-safe: the copy is replaced as a whole, never changed."""
@@ -20,13 +23,15 @@ class RedisTable:
         self._version_key = f"{keys.common}:v:{name}"
         self._copy: tuple[float, str, Mapping[str, str]] = (float("-inf"), "none", {})
 
-    def rows(self, max_age: float = 0.0, commands: Commands | None = None) -> Mapping[str, str]:
+    def rows(self, max_age: float = 0.0, commands: Commands | None = None, *,
+             patient: bool = True) -> Mapping[str, str]:
         """See `SharedTable`. `commands`: whose connection is used."""
         seen, version, rows = self._copy
         now = time.monotonic()
         if now - seen < max_age:
             return rows
-        reply = (commands or self._commands).script("table_read", [self._rows_key, self._version_key], version)
+        reply = (commands or self._commands).script("table_read", [self._rows_key, self._version_key], version,
+                                                    patience=None if patient else IMPATIENCE)
         words = [word.decode("utf-8", "surrogateescape") for word in reply]
         if len(words) > 1 or words[0] != version:
             rows = dict(zip(words[1::2], words[2::2], strict=True))
