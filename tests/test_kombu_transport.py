@@ -328,7 +328,8 @@ def test_making_a_transport_does_no_io() -> None:
     pickle.dumps(connection.info())
 
 
-def test_unknown_options_are_told_once_and_bad_values_refused(broker: Broker, caplog: Any) -> None:
+def test_unknown_options_are_told_once_and_bad_values_refused(broker: Broker, caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("streambroker.kombu.conninfo._warned", set())
     for _ in range(2):
         broker.open(visibility_timeoutt=3, fanout_prefix=True, region="eu")
     assert caplog.text.count("did you mean 'visibility_timeout'") == 1
