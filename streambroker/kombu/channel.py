@@ -109,6 +109,11 @@ class Channel(Topology):
         if intake is not None and intake.remove(listener):
             self._cancelled.add(listener.queue)
             transport.consumer_gone(listener.queue)
+            if listener.no_ack and not intake.listeners:
+                # nothing of it can come back: its link is not kept for the next time, such as a worker's mingle
+                del self._intakes[True]
+                transport.feeds.remove(intake)
+                intake.close()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
         transport = self.transport()
