@@ -1,0 +1,1 @@
+"""Speed of Celery on our transport against Kombu's Redis transport, side by side: `python -m integration.bench`."""
