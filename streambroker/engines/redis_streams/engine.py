@@ -24,7 +24,7 @@ from .holder import Holder
 from .inspector import RedisInspector
 from .keys import GROUP, Keys
 from .link import Link
-from .maintenance import Maintenance
+from .maintenance import LEFT, Maintenance
 from .publisher import Publisher, encode
 from .queues import Queues
 from .registry import Registry
@@ -217,10 +217,10 @@ class RedisStreamsEngine:
         return [pair for queue in queues for pair in self.queues.refresh(queue)]
 
     # ------------------------------------------------------------------ for the keeper
-    def reclaim_command(self, queue: str, holder: str, page: int, counted: bool) -> bytes:
+    def reclaim_command(self, queue: str, holder: str, page: int, how: int) -> bytes:
         return script("reclaim").call(
             [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
-            int(self.settings.dead_letter_max_age * 1000), int(counted), *self.steps)
+            int(self.settings.dead_letter_max_age * 1000), how, *self.steps)
 
     def oldest_settle(self) -> float | None:
         times = [consumer.driven for consumer in self.consumers_open() if len(consumer.outbox)]
@@ -328,7 +328,7 @@ class RedisStreamsEngine:
             for queue in self.queues.touched:
                 try:
                     for name in (self.holder.name, *self.holder.old_names):
-                        while farewell.run(self.reclaim_command(queue, name, 500, counted=False))[2]:
+                        while farewell.run(self.reclaim_command(queue, name, 500, LEFT))[2]:
                             pass
                 except StoreError as error:
                     logger.debug("queue %r cannot be left in order: %s", queue, error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError
 from ...keeper import Keeper
@@ -16,12 +16,13 @@ from .holder import Mark
 from .keys import FREE, GROUP, LAST, ONCE
 from .registry import read_info
 from .resp import ReplyError, pack, text_of
-from .scripts import script
 from .settles import Settle
 
 if TYPE_CHECKING:
     from .engine import RedisStreamsEngine
 
+#: how a holder ended; one more than that: with messages of several queues
+LEFT, DIED = 0, 1
 #: entries in one script call, some milliseconds of the server's time
 PAGE = 500
 #: a settlement that waits longer than this is sent by the keeper
@@ -205,16 +206,24 @@ class Maintenance:
         return moved
 
     def _reclaim(self, holder: str, info: bytes) -> None:
-        for queue in read_info(info).get("queues", self._engine.consumed()):
-            self._reclaim_queue(queue, holder)
+        queues = read_info(info).get("queues", self._engine.consumed())
+        held = [queue for queue in queues if self._held(queue, holder, 1)]
+        for queue in queues:
+            self._reclaim_queue(queue, holder, in_company=len(held) > 1)
         self._engine.registry.forget(self._commands, holder)
 
-    def _reclaim_queue(self, queue: str, holder: str) -> None:
+    def _held(self, queue: str, holder: str, page: int) -> list[Any]:
+        """Step, id, count of each entry that a holder has, one after the other."""
+        engine = self._engine
+        rows: list[Any] = self._commands.script("held", [engine.keys.root(queue)], GROUP, holder, page, *engine.steps)
+        return rows
+
+    def _reclaim_queue(self, queue: str, holder: str, in_company: bool) -> None:
         engine = self._engine
         moved = buried = 0
         engine.queues.learn_options(queue, self._commands)
         while True:
-            m, b, left = self._commands.run(engine.reclaim_command(queue, holder, PAGE, counted=True))
+            m, b, left = self._commands.run(engine.reclaim_command(queue, holder, PAGE, DIED + in_company))
             moved, buried = moved + m, buried + b
             if not left:
                 break
@@ -241,7 +250,7 @@ class Maintenance:
                     gone.setdefault(name, set()).add(queues[number // len(engine.steps)])
         for name, held in gone.items():
             for queue in held:
-                self._reclaim_queue(queue, name)
+                self._reclaim_queue(queue, name, in_company=len(held) > 1)
 
     # ------------------------------------------------------------------ time
     def _promote(self, now: float) -> None:
@@ -294,7 +303,7 @@ class Maintenance:
         read = min((consumer.driven for consumer in engine.consumers_open()
                     if consumer.waits and queue in consumer.queues), default=now)
         for name in [engine.holder.name, *engine.holder.old_names]:
-            rows = self._commands.run(script("held").call([engine.keys.root(queue)], GROUP, name, 1000, *engine.steps))
+            rows = self._held(queue, name, 1000)
             back, strays = [], []
             for step, entry, count in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
                 key = f"{int(step)}:{entry.decode()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 from ...message import Delivery, Message
@@ -29,7 +30,8 @@ class TakePlan:
         self._no_ack = no_ack
         self.queues: list[str] = []
         self.bells: list[str] = []
-        self._turn = 0
+        # not everywhere the same queue first: suspects of two queues would meet each time
+        self._turn = random.randrange(ROTATED)
         self._prepared: dict[tuple[int, bool], tuple[bytes, list[str]]] = {}
         self._epoch = -1
         self._refresh: list[tuple[float, bytes]] = []

@@ -2,7 +2,7 @@
 -- is left.
 -- KEYS: root of one queue
 -- ARGV: 1 group, 2 gone holder, 3 delivery limit or 0, 4 page, 5 dead letters kept, 6 their age in ms,
---       7 counted 1 (it died) or 0 (it left), 8... steps
+--       7 0 (it left), 1 (it died) or 2 (it died and had messages of other queues too), 8... steps
 -- Returns: {moved, buried, left 0/1}
 -- Crash: what was moved is moved, the rest is found again. Only a holder whose pending list is empty is removed:
 -- XGROUP DELCONSUMER drops pending entries for ever.
@@ -11,7 +11,7 @@
 -- include suspect
 -- include bury
 local root, group, gone, limit, page = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local counted, now = ARGV[7] == '1', clock()
+local counted, now = ARGV[7] ~= '0', clock()
 local moved, buried, left = 0, 0, 0
 
 local function pending(stream, count)
@@ -24,6 +24,7 @@ local trial, trial_step, trial_id = redis.call('HGET', root .. ':trial', gone), 
 if trial then trial_step, trial_id = string.match(trial, '^(%d+)|([^|]+)|') end
 local company = 0
 if trial then
+  if ARGV[7] == '2' then company = 2 end
   for s = 8, #ARGV do company = company + #pending(root .. ':s:' .. ARGV[s], 2) end
   -- a later page must know that there was company
   if trial_id and company > 1 then redis.call('HSET', root .. ':trial', gone, 'company|' .. trial) end

@@ -128,11 +128,20 @@ local function serve(q)
     end
   end
 
-  -- One last-chance message at a time. One that was already lost in company must be alone; while this holder has
-  -- something, others behind it may go, or else this holder waits until it is empty.
+  -- One last-chance message at a time, of all queues that this holder takes from. One that was already lost in company
+  -- must be alone; while this holder has something, others behind it may go, or else this holder waits until it is empty.
   local function give_last_chance(stream, step)
     if trial then return end
-    local busy = given > 0 or held(root)
+    local busy = #out > 1
+    for i = 1, #KEYS do
+      local elsewhere = i ~= q and redis.call('HGET', KEYS[i] .. ':trial', me)
+      local till = elsewhere and tonumber(string.match(elsewhere, '^%d+|[^|]+|%d+|(%d+)$'))
+      if till and till > now then
+        if due < 0 or till - now < due then due = till - now end
+        return
+      end
+      busy = busy or held(KEYS[i])
+    end
     local must_wait = false
     for _, row in ipairs(pending(stream, 100, '~last')) do
       local alone = limit > 0 and row[4] >= limit and not lapsed
