@@ -29,7 +29,6 @@ from .publisher import Publisher, encode
 from .queues import Queues
 from .registry import Registry
 from .resp import ReplyError, pack
-from .scripts import script
 from .settles import Packer, Settle
 from .subscription import RedisSubscription, pack_broadcast
 from .table import RedisTable
@@ -181,7 +180,7 @@ class RedisStreamsEngine:
         if not consumer.no_ack:
             with self._lock:
                 self._consuming[queue] = self._consuming.get(queue, 0) + 1
-            self.registry.register(self.commands, self.known_queues())
+            self._register()
         with self._lock:
             if self._maintenance is None:
                 self._maintenance = Maintenance(self)
@@ -201,9 +200,16 @@ class RedisStreamsEngine:
         if self._closed:
             return
         try:
-            self.registry.register(self.commands, self.known_queues(), patience=0.0)
+            self._register(patience=0.0)
         except (StoreConnectionError, Closed) as error:
             logger.debug("cannot tell the store which queues are consumed: %s", error)
+
+    def _register(self, patience: float | None = None) -> None:
+        """Tell the store which queues are consumed; again when another thread told it meanwhile what is older."""
+        told: set[str] | None = None
+        while told != {*self._consuming}:
+            told = {*self._consuming}
+            self.registry.register(self.commands, self.known_queues(), patience)
 
     def consumed(self) -> list[str]:
         return list(self._consuming)
@@ -217,11 +223,6 @@ class RedisStreamsEngine:
         return [pair for queue in queues for pair in self.queues.refresh(queue)]
 
     # ------------------------------------------------------------------ for the keeper
-    def reclaim_command(self, queue: str, holder: str, page: int, how: int) -> bytes:
-        return script("reclaim").call(
-            [self.keys.root(queue)], GROUP, holder, self.limit_of(queue), page, self.settings.dead_letter_max_count,
-            int(self.settings.dead_letter_max_age * 1000), how, *self.steps)
-
     def oldest_settle(self) -> float | None:
         times = [consumer.driven for consumer in self.consumers_open() if len(consumer.outbox)]
         return min(times) if times else None
@@ -328,7 +329,7 @@ class RedisStreamsEngine:
             for queue in self.queues.touched:
                 try:
                     for name in (self.holder.name, *self.holder.old_names):
-                        while farewell.run(self.reclaim_command(queue, name, 500, LEFT))[2]:
+                        while farewell.run(self.queues.reclaim(queue, name, 500, LEFT))[2]:
                             pass
                 except StoreError as error:
                     logger.debug("queue %r cannot be left in order: %s", queue, error)

@@ -223,7 +223,7 @@ class Maintenance:
         moved = buried = 0
         engine.queues.learn_options(queue, self._commands)
         while True:
-            m, b, left = self._commands.run(engine.reclaim_command(queue, holder, PAGE, DIED + in_company))
+            m, b, left = self._commands.run(engine.queues.reclaim(queue, holder, PAGE, DIED + in_company))
             moved, buried = moved + m, buried + b
             if not left:
                 break

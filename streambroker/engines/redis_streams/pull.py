@@ -53,6 +53,9 @@ class Pull:
         self._armed = 0
         #: the last take found less than it could carry
         self._idle = False
+        #: the bell that ended the last wait, and those that must ring on for others
+        self._rung = b""
+        self._ring_on: list[bytes] = []
         self._next_due: float | None = None
         self._next_look = 0.0
         self._down_since: float | None = None
@@ -90,6 +93,10 @@ class Pull:
             for data, settles in self._engine.packer.pack(self._outbox.take()):
                 parts.append(data)
                 expected.append(Expected("settle", settles, late))
+        for bell in self._ring_on:
+            parts.append(pack("RPUSH", bell, "1"))
+            expected.append(Expected("ring", None, late))
+        self._ring_on = []
         for data in self._plan.refresh(now):
             parts.append(data)
             expected.append(Expected("refresh", None, late))
@@ -139,7 +146,11 @@ class Pull:
                 self.outstanding -= asked
             if not isinstance(reply, ReplyError):
                 self._took(asked, queues, reply)
+                if pipe is self._waiter and not self._idle:
+                    self._pass_on(queues[reply[-1][0]:])
                 return
+        elif expected.kind == "bell":
+            self._rung = reply[0] if isinstance(reply, list) else b""
         elif expected.kind == "settle":
             if isinstance(reply, ReplyError):
                 self._outbox.give_back(expected.about)
@@ -155,6 +166,11 @@ class Pull:
             self._engine.expect_due(self._plan.queues, self._next_due)
         self._idle = len(reply) - 1 < asked
         self.inbox.extend(to_deliveries(self._engine, self._consumer, queues, reply))
+
+    def _pass_on(self, queues: list[str]) -> None:
+        """The places were full before these queues had their turn: what the bell rang for is for another consumer."""
+        if self._rung in [self._engine.keys.bell(queue).encode("utf-8", "surrogateescape") for queue in queues]:
+            self._ring_on.append(self._rung)
 
     # ------------------------------------------------------------------ trouble
     def _refused(self, reply: ReplyError, pipe: Pipe) -> None:

@@ -136,6 +136,13 @@ class Queues:
             (expires / 3, pack("ZADD", engine.keys.timers, due, f"q\n{queue}")),
         ]
 
+    def reclaim(self, queue: str, holder: str, page: int, how: int) -> bytes:
+        """The command that gives a page of what a holder had back; `how` it ended."""
+        engine, settings = self._engine, self._engine.settings
+        return script("reclaim").call(
+            [engine.keys.root(queue)], GROUP, holder, engine.limit_of(queue), page, settings.dead_letter_max_count,
+            int(settings.dead_letter_max_age * 1000), how, *engine.steps)
+
     def expired(self, queue: str, commands: Commands) -> None:
         """The registered time of a transient queue is over: drop its rows, or correct the time."""
         engine = self._engine
