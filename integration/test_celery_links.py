@@ -243,8 +243,8 @@ def test_a_stream_is_deleted(crew: Crew) -> None:
 # ---------------------------------------------------------------- the store refuses
 
 def test_memory_is_full(crew: Crew) -> None:
-    """Row 53: acknowledgements pass, they free memory; leases are kept, where others would take them too; publishers are
-    told."""
+    """Row 53: acknowledgements pass, they free memory; leases are kept, also where others would take them; publishers
+    are told."""
     before = crew.marks()
     with crew.server.client() as client:
         names = crew.send([*POOLS, "shared"], "hold", "memory")
