@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from streambroker import connect
 from streambroker.engine import Consumer
 from streambroker.message import Delivery
-from streambroker.testing.conformance.kit import acked, drain, messages
-from streambroker.testing.servers import RedisServer
+from streambroker.testing.conformance.kit import acked, bodies, drain, messages
+from streambroker.testing.conformance.mortal import ProcessMortal
+from streambroker.testing.servers import RedisServer, wait_until
 
 
 def test_a_bell_that_wakes_a_consumer_which_has_no_place_left_rings_on(server: RedisServer, prefix: str) -> None:
@@ -66,3 +67,23 @@ def test_all_queues_of_a_process_are_known_though_its_threads_start_at_once(serv
             engine.close()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_server_whose_clock_was_put_back_still_finds_the_dead(server: RedisServer, prefix: str) -> None:
+    """What the server keeps then lies an hour ahead: the lease of a dead worker, the turn to look, its start."""
+    mortal = ProcessMortal(server.url(), {"prefix": prefix, "visibility_timeout": 2})
+    engine = connect(server.url(), prefix=prefix, visibility_timeout=2)
+    engine.publish("q", messages("a"))
+    assert len(mortal.take("q", 1)) == 1
+    holder, common, hour = mortal.holder, f"{prefix}:{{@}}:", 3_600_000
+    consumer = engine.consume(["q"])
+    with server.client() as client:
+        wait_until(lambda: client.exists(common + "server"), 5, "somebody has looked")
+        mortal.die()
+        later = int(client.time()[0]) * 1000 + hour
+        client.pexpire(common + "w:" + holder, hour)
+        client.set(common + "gate", "x", px=hour)
+        client.hset(common + "server", "since", later)
+        client.hset(common + "gone", holder, later)
+    assert bodies(drain(consumer, 1, 10)) == ["a"]
+    engine.close()

@@ -9,6 +9,7 @@
 -- life in between. The verdict removes it from the workers in the same step: a process that was only silent learns at
 -- its next look that it is not known any more. After a restart or a failover nobody is subscribed yet and leases may
 -- have run out while the server was away, so nobody is judged before the grace is over.
+-- Times that lie too far ahead are from before the server's clock was put back: they count from now on.
 -- Crash: before it nothing; after it the verdict stands and the next look of anyone hands the gone holder out again.
 local me, lease, apart = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[7])
 local t = redis.call('TIME')
@@ -21,13 +22,18 @@ if redis.call('PEXPIRE', KEYS[2], lease) == 0 then redis.pcall('SET', KEYS[2], l
 
 local function judge(w, info)
   local life = ARGV[5] .. w
-  local left = redis.call('PTTL', life)
+  local left, whole = redis.call('PTTL', life), tonumber(redis.call('GET', life) or nil)
   local over = left < 0
+  if whole and left > whole then
+    redis.call('PEXPIRE', life, whole)
+    left = whole
+  end
   local cut = ARGV[3] == '1' and redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. w)[2] == 0
   -- a closed connection proves nothing before the time in which a living worker is back, whatever the looker's lease
   local enough = over and apart or math.max(apart, 1950)
-  local silent = over or (tonumber(redis.call('GET', life)) or left) - left >= enough
+  local silent = over or (whole or left) - left >= enough
   local since = tonumber(redis.call('HGET', KEYS[3], w) or nil)
+  if since and since > now then since = nil end
   if not over and not cut then
     if since then redis.call('HDEL', KEYS[3], w) end
   elseif not since then
@@ -42,11 +48,12 @@ local function judge(w, info)
 end
 
 if #workers > 2 then
+  if redis.call('PTTL', KEYS[5]) > 2000 then redis.call('DEL', KEYS[5]) end
   local gate = redis.pcall('SET', KEYS[5], me, 'NX', 'PX', math.floor(apart * 0.7))
   if gate and not gate.err then
     local identity = string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') or ''
     local server = redis.call('HMGET', KEYS[6], 'id', 'since')
-    if server[1] ~= identity then
+    if server[1] ~= identity or (tonumber(server[2]) or 0) > now then
       server[2] = server[1] and now or 0
       redis.pcall('HSET', KEYS[6], 'id', identity, 'since', string.format('%.0f', server[2]))
       redis.call('DEL', KEYS[3])
