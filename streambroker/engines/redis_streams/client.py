@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +51,7 @@ class Address:
         self.port = int(known.pop("port", None) or port or 6379)
         self.username = known.pop("username", None) or (unquote(parts.username) if parts.username else None)
         self.password = known.pop("password", None) or (unquote(parts.password) if parts.password else None)
-        self.credential_provider = known.pop("credential_provider", None)
+        self.credential_provider = _provider(known.pop("credential_provider", None))
         tls = known.pop("ssl", None)
         self.tls = scheme in _TLS if tls is None else bool(tls)
         self.extra = {name: value for name, value in known.items() if self.tls or not name.startswith("ssl_")}
@@ -66,6 +67,18 @@ class Address:
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
     __repr__ = __str__
+
+
+def _provider(given: Any) -> Any:
+    """A provider of credentials, or the dotted path of its class (`package.module.Class`), as Kombu takes it too."""
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.replace(":", ".").rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"credential_provider {given!r} is not the path of a class (package.module.Class): "
+                                 f"{error}") from error
 
 
 def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Connection]:

@@ -71,6 +71,9 @@ class Link:
             if connection is not None:
                 connection.disconnect()  # type: ignore[no-untyped-call]
             raise StoreConnectionError(str(error) or type(error).__name__) from error
+        except Exception as error:
+            # a provider of credentials raises what it likes
+            raise AuthenticationError(f"no credentials: {type(error).__name__}: {error}") from error
         self._connection = connection
         self._sock = connection._sock
         self._reader = make_reader()
