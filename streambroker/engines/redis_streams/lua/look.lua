@@ -33,10 +33,10 @@ local function judge(w, info)
   local enough = over and apart or math.max(apart, 1950)
   local silent = over or (whole or left) - left >= enough
   local since = tonumber(redis.call('HGET', KEYS[3], w) or nil)
-  if since and since > now then since = nil end
   if not over and not cut then
     if since then redis.call('HDEL', KEYS[3], w) end
-  elseif not since then
+  elseif not since or since > now or now - since > 10000 then
+    -- none, or one that nobody has looked after since: not from the look before
     redis.pcall('HSET', KEYS[3], w, string.format('%.0f', now))
   elseif silent and now - since >= enough then
     redis.call('HDEL', KEYS[1], w)
