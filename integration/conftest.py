@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,3 +144,9 @@ def celery(tmp_path: Path, ledger: Ledger, prefix: str) -> Iterator[CeleryRig]:
     rig = CeleryRig(tmp_path, ledger, prefix)
     yield rig
     rig.close()
+
+
+@pytest.fixture(autouse=True)
+def root_level() -> None:
+    """A Celery worker inside a test process sets the level of the root logger for all that comes after it."""
+    logging.getLogger().setLevel(logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -14,3 +15,9 @@ def broker() -> Iterator[Broker]:
     broker = Broker()
     yield broker
     broker.close()
+
+
+@pytest.fixture(autouse=True)
+def root_level() -> None:
+    """A Celery worker inside a test process sets the level of the root logger for all that comes after it."""
+    logging.getLogger().setLevel(logging.WARNING)
