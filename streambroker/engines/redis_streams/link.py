@@ -37,7 +37,7 @@ def translate(error: ReplyError) -> StoreError | StoreConnectionError:
     if word == "WRONGTYPE":
         return StoreError("a key of ours holds another type: some other program wrote to it; delete or rename that "
                           f"key, or use another prefix ({text})")
-    if word == "NOPERM":
+    if word == "NOPERM" or "ACL failure in script" in text:
         return StoreError(f"the user lacks a permission: {text}")
     return StoreError(text)
 
