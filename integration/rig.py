@@ -91,7 +91,7 @@ class CeleryRig:
 
     @property
     def engine(self) -> Engine:
-        """For a look at the store with the settings of the first `use`."""
+        """For a look at the store, with the settings that are in use when it is first asked for."""
         if self._engine is None:
             broker = self.settings.broker
             self._engine = connect(broker if isinstance(broker, str) else broker[0], **self.settings.options)

@@ -85,13 +85,15 @@ def test_what_waits_in_a_worker_for_ten_leases_stays_there(ten_leases: Ledger, p
 
 @pytest.mark.usefixtures("at_base")
 def test_the_holders_lease_counts_where_two_differ(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
-    """Rows 5, 6: a worker with a short lease leaves alone what one with a long lease holds, though that is silent for
-    many short leases; and what a worker with a short lease held comes back after that short lease."""
+    """Rows 5, 6, 12: a worker with a short lease leaves alone what one with a long lease holds, though that is silent
+    for some short leases; what a worker with a short lease held comes back after that one; each tells its lease."""
     celery.use(server.url(), visibility_timeout=60, proof_of_death=False)
     patient = celery.worker("patient", start=False, pool="threads", concurrency=1, options=QUICK)
     celery.use(server.url(), visibility_timeout=1.5, proof_of_death=False)
     hasty = celery.worker("hasty", start=False, pool="threads", concurrency=1, options=QUICK)
     celery.start(patient, hasty)
+    patient.wait_log("lease 60 s")
+    hasty.wait_log("lease 1.5 s")
     for name in ("one", "two"):
         celery.send("hold", name)
     ledger.wait("start", 2, timeout=10)
