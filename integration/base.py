@@ -13,6 +13,7 @@ _BOOKKEEPING = (
     ("*:{@}:[tv]:*", "*"),  # declared queues, exchanges, bindings, and their versions
     ("*:s:*", "stream of 0*"),
     ("*:bell", "list of 1"),
+    ("*:back", "string of 1"),  # until a take finds nothing
     ("*:p:*", "string*"),  # last sequence of a producer, gone after some minutes
 )
 
