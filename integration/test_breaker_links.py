@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from integration.ledger import Ledger
+from integration.rig import CeleryRig
 from streambroker import connect
 from streambroker.engine import Engine
 from streambroker.errors import StoreConnectionError
@@ -219,6 +221,8 @@ def test_what_an_old_request_brings_after_the_registry_was_lost_is_protected(ser
 GREEN = """
 from gevent import monkey; monkey.patch_all()
 import sys, gevent
+from integration.ledger import Ledger
+from integration.rig import CeleryRig
 from streambroker import connect
 from streambroker.message import Message
 engine = connect(sys.argv[1], prefix=sys.argv[2], visibility_timeout=2)
@@ -256,3 +260,37 @@ def test_the_keeper_recovers_beside_greenlets(server: RedisServer, prefix: str) 
         mortal.die()
         engine.close()
     assert "Traceback" not in errors
+
+
+def test_a_time_limit_while_connecting_is_what_it_is(fresh: Callable[..., RedisServer]) -> None:
+    server = fresh(aof=False)
+    engine = connect(server.url())
+
+    def over(number: int, frame: object) -> None:
+        raise TimeLimit
+
+    previous = signal.signal(signal.SIGALRM, over)
+    server.freeze()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeLimit):
+            engine.publish("q", messages("a"))
+    finally:
+        server.thaw()
+        signal.signal(signal.SIGALRM, previous)
+    engine.close()
+
+
+def test_a_celery_worker_ends_within_seconds_though_the_store_is_frozen(
+        fresh: Callable[..., RedisServer], celery: CeleryRig, ledger: Ledger) -> None:
+    server = fresh(aof=False)
+    celery.use(server.url(), queues=["a", "b", "c"])
+    worker = celery.worker()
+    celery.send("work", "one")
+    ledger.wait("end", 1, 20)
+    server.freeze()
+    time.sleep(3)  # an answer is overdue, nothing can be awaited
+    try:
+        assert worker.stop(signal.SIGTERM, timeout=40) < 20
+    finally:
+        server.thaw()

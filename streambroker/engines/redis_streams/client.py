@@ -81,6 +81,19 @@ def _provider(given: Any) -> Any:
                                  f"{error}") from error
 
 
+class _Told(redis.CredentialProvider):
+    """A provider whose errors, whatever they are, count as a refused login."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            raise redis.AuthenticationError(f"no credentials: {type(error).__name__}: {error}") from error
+
+
 def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Connection]:
     """A function that makes a new, unconnected redis-py connection, which is given that many seconds for each step of
     its handshake. Its own repeats are off: redis-py 8 would send an XADD up to eleven times; RESP2, since the reply
@@ -89,7 +102,7 @@ def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Conn
         "db": address.database,
         "username": address.username,
         "password": address.password,
-        "credential_provider": address.credential_provider,
+        "credential_provider": None,
         "protocol": 2,
         "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
         "health_check_interval": 0,
@@ -99,6 +112,7 @@ def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Conn
     if address.credential_provider is not None:
         options.pop("username")
         options.pop("password")
+        options["credential_provider"] = _Told(address.credential_provider)
     kind: Any
     if address.path:
         kind = redis.UnixDomainSocketConnection

@@ -22,8 +22,9 @@ logger = logging.getLogger(__name__)
 
 #: pauses between tries, the last one again and again
 PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-#: for a call without patience: its longest wait for an answer, and how old an error may be that is told again instead
-HASTE, RECENT = 2.0, 5.0
+#: for a call that is not worth much waiting (one with a patience of its own): its wait for an answer, and how old an
+#: error may be that is told again instead of another try
+HASTE, RECENT = 2.0, 2.0
 
 
 class Request:
@@ -93,20 +94,22 @@ class Commands:
     def settle(self, left_open: int = 0, patience: float | None = None, since: float | None = None) -> None:
         """Read replies until at most `left_open` requests are unanswered. Needs the lock. When the patience is over
         the unanswered ones are given up and the error is raised. `since` is when the caller began to wait for the lock:
-        what another one tried in vain meanwhile was a part of its patience. A caller without any does not wait long,
-        and not at all when someone has just given up."""
-        hasty = patience == 0.0
+        what another one tried in vain meanwhile was a part of its patience. A caller with a patience of its own waits
+        no longer for an answer either, and not at all when someone has just given up."""
+        hasty = patience is not None
+        limit = max(HASTE, patience) if patience is not None else None
         patience = self._patience if patience is None else patience
         in_vain = since is not None and self._gave_up > (since - RECENT if hasty else since)
-        deadline = since + patience if since is not None and in_vain else None
+        deadline = since + (0.0 if hasty else patience) if since is not None and in_vain else None
+        if deadline is not None and not self._link.is_open and time.monotonic() >= deadline:
+            self._open.clear()
+            raise StoreConnectionError("the store cannot be reached")
         tries = 0
         while len(self._open) > left_open:
             try:
                 if not self._link.is_open:
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise StoreConnectionError("the store cannot be reached")
-                    self._reopen()
-                reply = self._link.read(HASTE if hasty else None)
+                    self._reopen(limit)
+                reply = self._link.read(limit)
                 request = self._open[0]
                 if isinstance(reply, ReplyError) and self._again(reply, request):
                     continue
@@ -141,8 +144,8 @@ class Commands:
     def answer(self, request: Request) -> Any:
         return self.check(request.reply)
 
-    def _reopen(self) -> None:
-        self._link.open()
+    def _reopen(self, timeout: float | None) -> None:
+        self._link.open(timeout)
         self._link.send(b"".join(request.data for request in self._open))
 
     def _again(self, reply: ReplyError, request: Request) -> bool:
