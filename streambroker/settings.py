@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from .errors import ConfigurationError
 
@@ -61,6 +61,20 @@ class Settings:
     client_name: str = _option("", "Name of the connections as `CLIENT LIST` shows it; empty: `streambroker`.")
 
 
+@dataclass(frozen=True)
+class JetStreamSettings(Settings):
+    """Options of the JetStream engine: those of all engines, and its own."""
+
+    replicas: int = _option(1, "JetStream: copies of each stream in a cluster.", low=1, high=5)
+    storage: str = _option("file", "JetStream: where streams are kept.", choices=("file", "memory"))
+    duplicate_window: float = _option(
+        120.0, "JetStream: how long the server recognizes a repeated publish.", unit="s", low=1, high=86400)
+    stream_per_queue: bool = _option(
+        False, "JetStream: a stream for each queue instead of one for all; more cost, own limits.")
+    domain: str = _option("", "JetStream: domain of the server's API.")
+    api_prefix: str = _option("", "JetStream: prefix of the server's API where an account imports it; empty: `$JS.API`.")
+
+
 #: options of kombu's Redis transport that have no meaning here, and why
 IGNORED: Mapping[str, str] = {
     "unacked_key": "unsettled messages are kept by the stream's consumer group",
@@ -82,9 +96,9 @@ IGNORED: Mapping[str, str] = {
 }
 
 
-def _names() -> dict[str, str]:
+def _names(kind: type[Settings]) -> dict[str, str]:
     names: dict[str, str] = {}
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(kind):
         names[field.name] = field.name
         for alias in field.metadata["aliases"]:
             names[alias] = field.name
@@ -127,14 +141,26 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def read_settings(options: Mapping[str, Any], *, foreign: frozenset[str] = frozenset()) -> Settings:
-    """Settings from plain options.
+Kind = TypeVar("Kind", bound=Settings)
+
+
+@overload
+def read_settings(options: Mapping[str, Any], *, foreign: frozenset[str] = ...) -> Settings: ...
+
+
+@overload
+def read_settings(options: Mapping[str, Any], kind: type[Kind], *, foreign: frozenset[str] = ...) -> Kind: ...
+
+
+def read_settings(options: Mapping[str, Any], kind: type[Any] = Settings, *,
+                  foreign: frozenset[str] = frozenset()) -> Any:
+    """Settings of that kind from plain options.
 
     Unknown names raise ConfigurationError with the nearest known name, unless they are in `foreign` (a framework's or
     a client's own names, which pass through here). Raises ConfigurationError for a value out of bounds.
     """
-    names = _names()
-    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    names = _names(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     found: dict[str, Any] = {}
     for name, value in options.items():
         if name in names:
@@ -145,4 +171,4 @@ def read_settings(options: Mapping[str, Any], *, foreign: frozenset[str] = froze
             near = difflib.get_close_matches(name, [*names, *IGNORED], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigurationError(f"unknown option {name!r}{hint}")
-    return Settings(**found)
+    return kind(**found)

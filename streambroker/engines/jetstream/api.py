@@ -1,0 +1,94 @@
+"""Requests to the JetStream API: JSON, over the link."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import StoreConnectionError, StoreError, StoreUnavailable
+from .link import Frame, Link, Reply
+
+if TYPE_CHECKING:
+    from ...settings import JetStreamSettings
+
+#: error codes of the server (its errors.json)
+STREAM_NOT_FOUND, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND = 10059, 10014, 10037
+STREAM_EXISTS, WRONG_SEQUENCE, NO_MESSAGE = 10058, 10071, 10057
+CONSUMER_EXISTS, CONSUMER_MOVED = 10148, 10012
+#: codes that mean "not now": no leader, no quorum, no room
+_NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
+#: pauses between tries while nobody answers
+PAUSES = (0.05, 0.1, 0.2, 0.5)
+NOBODY = "nobody answers for JetStream: it is not enabled for this account, or there is no leader"
+
+
+class ApiError(StoreError):
+    """The server refused a request. `code` is its `err_code`."""
+
+    def __init__(self, request: str, code: int, text: str) -> None:
+        super().__init__(f"{request}: {text} (error {code})")
+        self.code = code
+
+    @property
+    def missing(self) -> bool:
+        return self.code in (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND, NO_MESSAGE)
+
+
+class Api:
+    """Thread-safe. `call` blocks and is for every thread but the link's own, `acall` is for that one."""
+
+    def __init__(self, link: Link, settings: JetStreamSettings) -> None:
+        self._link = link
+        self._settings = settings
+        self.prefix = settings.api_prefix or (f"$JS.{settings.domain}.API" if settings.domain else "$JS.API")
+
+    def frame(self, request: str, body: Mapping[str, Any] | None = None) -> Frame:
+        return Frame(f"{self.prefix}.{request}", b"" if body is None else json.dumps(body).encode())
+
+    def call(self, request: str, body: Mapping[str, Any] | None = None, *, patience: float | None = None,
+             timeout: float | None = None) -> dict[str, Any]:
+        """The answer. Tries again for `patience` seconds (default `publish_timeout`) while the link is broken or nobody
+        answers. Raises ApiError, StoreConnectionError, StoreUnavailable."""
+        frame = self.frame(request, body)
+        end = time.monotonic() + (self._settings.publish_timeout if patience is None else patience)
+        tries = 0
+        while True:
+            try:
+                return self._read(request, self._link.request(frame, timeout or self._settings.socket_timeout))
+            except StoreConnectionError:
+                pause = PAUSES[min(tries, len(PAUSES) - 1)]
+                if time.monotonic() + pause >= end:
+                    raise
+            tries += 1
+            time.sleep(pause)
+
+    async def acall(self, request: str, body: Mapping[str, Any] | None = None, *, patience: float = 0.0,
+                    timeout: float = 5.0) -> dict[str, Any]:
+        frame = self.frame(request, body)
+        end = time.monotonic() + patience
+        tries = 0
+        while True:
+            try:
+                return self._read(request, await self._link.ask(frame, timeout))
+            except StoreConnectionError:
+                pause = PAUSES[min(tries, len(PAUSES) - 1)]
+                if time.monotonic() + pause >= end:
+                    raise
+            tries += 1
+            await asyncio.sleep(pause)
+
+    @staticmethod
+    def _read(request: str, reply: Reply) -> dict[str, Any]:
+        if reply.status == 503:
+            raise StoreUnavailable(NOBODY)
+        answer: dict[str, Any] = json.loads(reply.data)
+        error = answer.get("error")
+        if error:
+            code, text = int(error.get("err_code", error.get("code", 0))), str(error.get("description", ""))
+            if code in _NOT_NOW:
+                raise StoreUnavailable(f"{request}: {text} (error {code})")
+            raise ApiError(request, code, text)
+        return answer

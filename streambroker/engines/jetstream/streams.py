@@ -1,0 +1,148 @@
+"""The streams, made when they are needed, what the server can do, and the server's clock."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from .api import STREAM_EXISTS, Api, ApiError
+from .link import Link
+from .names import Names
+
+if TYPE_CHECKING:
+    from ...settings import JetStreamSettings
+
+logger = logging.getLogger(__name__)
+
+NANO = 1_000_000_000
+#: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
+SCHEDULES, MESSAGE_TTL = 2, 1
+
+
+def posix(text: str) -> float:
+    """POSIX time of an RFC 3339 time with nanoseconds."""
+    found = re.fullmatch(r"(.*?)(\.\d+)?(Z|[+-]\d\d:\d\d)", text)
+    if not found:
+        raise ValueError(f"no time: {text!r}")
+    zone = "+00:00" if found[3] == "Z" else found[3]
+    return datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
+
+
+class Streams:
+    """Thread-safe; `ensure` in any thread but the link's, `aensure` in the link's."""
+
+    def __init__(self, link: Link, api: Api, names: Names, settings: JetStreamSettings) -> None:
+        self._link = link
+        self._api = api
+        self._names = names
+        self._settings = settings
+        self._known: set[str] = set()
+        self._level: int | None = None
+        #: server clock minus ours, and the round trip of the measurement
+        self._offset = 0.0
+        self._measured = float("-inf")
+
+    # The server
+
+    def level(self) -> int:
+        """JetStream API level: 0 before 2.11."""
+        if self._level is None:
+            self._level = int(self._api.call("INFO").get("api", {}).get("level", 0))
+        return self._level
+
+    async def alevel(self) -> int:
+        if self._level is None:
+            answer = await self._api.acall("INFO", patience=self._settings.reconnect_timeout)
+            self._level = int(answer.get("api", {}).get("level", 0))
+        return self._level
+
+    def now(self) -> float:
+        """POSIX time by the server's clock."""
+        return time.time() + self._offset
+
+    def measure(self, answer: Mapping[str, Any], sent: float) -> None:
+        """Learn the server's clock from the `ts` of an answer to a request that was sent at `sent` (time.time())."""
+        stamp = answer.get("ts")
+        if stamp:
+            self._offset = posix(stamp) - (sent + time.time()) / 2
+            self._measured = time.monotonic()
+
+    @property
+    def clock_is_old(self) -> bool:
+        return time.monotonic() - self._measured > 60
+
+    # The streams
+
+    def ensure(self, stream: str, queue: str = "") -> None:
+        """Make it unless it is known to be there; `queue` names whose stream it is."""
+        if stream not in self._known:
+            sent = time.time()
+            self._made(stream, self._create(stream, queue), sent)
+
+    def _create(self, stream: str, queue: str) -> dict[str, Any]:
+        try:
+            return self._api.call(f"STREAM.CREATE.{stream}", self._config(stream, queue, self.level()))
+        except ApiError as error:
+            if error.code != STREAM_EXISTS:
+                raise
+        return self._api.call(f"STREAM.INFO.{stream}")
+
+    async def aensure(self, stream: str, queue: str = "") -> None:
+        if stream in self._known:
+            return
+        sent, patience = time.time(), self._settings.reconnect_timeout
+        try:
+            answer = await self._api.acall(
+                f"STREAM.CREATE.{stream}", self._config(stream, queue, await self.alevel()), patience=patience)
+        except ApiError as error:
+            if error.code != STREAM_EXISTS:
+                raise
+            answer = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
+        self._made(stream, answer, sent)
+
+    def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:
+        self.measure(answer, sent)
+        self._known.add(stream)
+
+    def forget(self, stream: str) -> None:
+        """It may be gone."""
+        self._known.discard(stream)
+
+    def forget_all(self) -> None:
+        self._known.clear()
+        self._level = None
+
+    def _config(self, stream: str, queue: str, level: int) -> dict[str, Any]:
+        names, settings = self._names, self._settings
+        config: dict[str, Any] = {
+            "name": stream, "retention": "limits", "storage": settings.storage, "discard": "old", "max_consumers": -1,
+            "max_msgs": -1, "max_bytes": -1, "max_age": 0, "max_msgs_per_subject": -1,
+            "num_replicas": settings.replicas, "duplicate_window": int(settings.duplicate_window * NANO),
+            "allow_direct": True, "allow_rollup_hdrs": True}
+        if level >= MESSAGE_TTL:
+            config["allow_msg_ttl"] = True
+        root = names.root
+        if stream == names.dead:
+            age = int(settings.dead_letter_max_age * NANO)
+            config |= {"subjects": [f"{root}.x.*"], "max_age": age,
+                       "max_msgs_per_subject": settings.dead_letter_max_count,
+                       "duplicate_window": min(config["duplicate_window"], age)}
+        elif stream == names.state:
+            config |= {"subjects": [f"{root}.s.*.*", f"{root}.b.*.*"], "max_msgs_per_subject": 1}
+        elif stream == names.held:
+            # a record is worth nothing without the process that wrote it, which writes it again after a restart
+            config |= {"subjects": [f"{root}.w.*"], "max_msgs_per_subject": 1, "storage": "memory",
+                       "max_age": 7 * 86400 * NANO}
+        elif stream == names.transient:
+            config |= {"subjects": [f"{root}.t.*.*"], "retention": "interest"}
+        elif stream == names.late:
+            config |= {"subjects": [f"{root}.l.*.*"], "retention": "workqueue"}
+        else:
+            config |= {"subjects": names.work_subjects(queue), "retention": "workqueue"}
+            if level >= SCHEDULES:
+                config["allow_msg_schedules"] = True
+        return config
