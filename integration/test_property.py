@@ -134,7 +134,7 @@ class Side:
         return inspector.replay(QUEUE, [letter.id for letter in inspector.dead(QUEUE)])
 
     def drop(self, job: int) -> object:
-        return self.watcher.inspector().drop(f"job {job}", [QUEUE])
+        return self.watcher.inspector().drop([f"job {job}"], [QUEUE])
 
     def purge(self) -> object:
         return self.watcher.inspector().purge(QUEUE)

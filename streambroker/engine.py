@@ -136,8 +136,8 @@ class Inspector(Protocol):
 
     def delayed_remove(self, queue: str, ids: Collection[str]) -> int: ...
 
-    def drop(self, message_id: str, queues: Collection[str] | None = None) -> int:
-        """Remove waiting (delayed) messages whose `Message.id` this is; how many."""
+    def drop(self, message_ids: Collection[str], queues: Collection[str] | None = None) -> int:
+        """Remove waiting (delayed) messages whose `Message.id` is one of these; how many. Many ids cost one pass."""
 
     def purge(self, queue: str) -> int:
         """Remove ready and delayed messages, never unsettled ones; how many."""

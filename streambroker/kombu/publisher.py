@@ -136,12 +136,16 @@ class Publisher:
         except (ValueError, AttributeError, KeyError, TypeError):
             return
         try:
-            inspector = self._shared.engine.inspector()
-            for task_id in ids if isinstance(ids, list) else [ids]:
-                if inspector.drop(str(task_id)):
-                    logger.info("task %s was revoked while it waited for its time and is removed", task_id)
+            names = [str(task_id) for task_id in (ids if isinstance(ids, list) else [ids])]
+            removed = self._shared.engine.inspector().drop(names)
+            if removed:
+                logger.info("of the revoked tasks %s, %d waited for their time and are removed", _few(names), removed)
         except StoreError as error:
             logger.warning("revoked tasks that wait for their time could not be removed: %s", error)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def _is_passing(exchange: str, routing_key: str) -> bool:

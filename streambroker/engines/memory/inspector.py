@@ -83,10 +83,11 @@ class MemoryInspector:
             found = store.queues.get(queue)
             return found.drop_delayed(lambda entry: entry.id in wanted) if found else 0
 
-    def drop(self, message_id: str, queues: Collection[str] | None = None) -> int:
+    def drop(self, message_ids: Collection[str], queues: Collection[str] | None = None) -> int:
+        wanted = set(message_ids)
         with self._engine.turn() as store:
             found = [queue for name, queue in store.queues.items() if queues is None or name in queues]
-            return sum(queue.drop_delayed(lambda entry: entry.message.id == message_id) for queue in found)
+            return sum(queue.drop_delayed(lambda entry: entry.message.id in wanted) for queue in found)
 
     def purge(self, queue: str) -> int:
         with self._engine.turn() as store:

@@ -184,5 +184,5 @@ def _word(reply: ReplyError) -> str:
 
 SCRIPTS = (
     "publish", "delay", "promote", "take", "done", "settle", "reclaim", "adopt", "held", "register", "unregister",
-    "look", "forget", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge", "remove",
-    "replay")
+    "look", "forget", "drop", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge",
+    "remove", "replay")

@@ -86,7 +86,7 @@ class RedisInspector:
                    for start in range(0, len(wanted), PAGE))
 
     def delayed(self, queue: str) -> Iterator[Delayed]:
-        for member, due in self._scan(queue, None):
+        for member, due in self._scan(queue):
             found = _MEMBER.match(member)
             nonce, step = (text_of(found[2]), int(found[3])) if found else ("", 0)
             yield Delayed(queue, nonce, _message(member[found.end() if found else 0:], step), due)
@@ -94,28 +94,28 @@ class RedisInspector:
     def delayed_remove(self, queue: str, ids: Collection[str]) -> int:
         wanted = {entry.encode("utf-8", "surrogateescape") for entry in ids}
         members = []
-        for member, _ in self._scan(queue, None):
+        for member, _ in self._scan(queue):
             found = _MEMBER.match(member)
             if found and found[2] in wanted:
                 members.append(member)
         return self._remove_members(queue, members)
 
-    def drop(self, message_id: str, queues: Collection[str] | None = None) -> int:
-        name = message_id.replace("\n", " ")
+    def drop(self, message_ids: Collection[str], queues: Collection[str] | None = None) -> int:
+        names = [each.replace("\n", " ") for each in message_ids]
         removed = 0
-        for queue in self.queues() if queues is None else queues:
-            pattern = re.sub(r"([\\*?\[\]])", r"\\\1", name) + "\n*"
-            members = [member for member, _ in self._scan(queue, pattern)]
-            removed += self._remove_members(queue, members)
+        for queue in (self.queues() if queues is None else queues) if names else ():
+            cursor = b"0"
+            while True:
+                cursor, count = self._commands.script("drop", [self._engine.keys.delay(queue)], cursor, PAGE, *names)
+                removed += int(count)
+                if cursor == b"0":
+                    break
         return removed
 
-    def _scan(self, queue: str, pattern: str | None) -> Iterator[tuple[bytes, float]]:
+    def _scan(self, queue: str) -> Iterator[tuple[bytes, float]]:
         cursor, seen = b"0", set()
         while True:
-            words: list[str | int | bytes] = ["ZSCAN", self._engine.keys.delay(queue), cursor, "COUNT", 1000]
-            if pattern is not None:
-                words += ["MATCH", pattern]
-            cursor, flat = self._commands.call(*words)
+            cursor, flat = self._commands.call("ZSCAN", self._engine.keys.delay(queue), cursor, "COUNT", 1000)
             for member, score in zip(flat[::2], flat[1::2], strict=True):
                 mark = hash(member)
                 if mark not in seen:

@@ -141,15 +141,23 @@ class TestSteeringDelays:
         for queue in (first, second):
             engine.publish(queue, [*messages("a", "b", id="job\n1|%", delay=100), *messages("c", id="job", delay=100)])
         inspector = engine.inspector()
-        assert inspector.drop("job\n1|%", [first]) == 2
+        assert inspector.drop(["job\n1|%"], [first]) == 2
         assert bodies(inspector.delayed(first)) == ["c"]
-        assert inspector.drop("job\n1|%") == 2
+        assert inspector.drop(["job\n1|%"]) == 2
         assert bodies(inspector.delayed(second)) == ["c"]
-        assert inspector.drop("nobody") == 0
-        assert inspector.drop("job", []) == 0
+        assert inspector.drop(["nobody"]) == 0
+        assert inspector.drop(["job"], []) == 0
+
+    def test_dropping_many_jobs_at_once(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        jobs = [f"job-{number}" for number in range(1500)]
+        engine.publish(queue, [message for job in jobs for message in messages(job, id=job, delay=100)])
+        assert engine.inspector().drop([]) == 0
+        assert engine.inspector().drop([*jobs[:-3], "nobody"], [queue]) == 1497
+        assert sorted(bodies(engine.inspector().delayed(queue))) == jobs[-3:]
 
     def test_dropping_leaves_what_is_ready(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         engine.publish(queue, [*messages("now", id="job"), *messages("later", id="job", delay=100)])
-        assert engine.inspector().drop("job", [queue]) == 1
+        assert engine.inspector().drop(["job"], [queue]) == 1
         assert bodies(drain(engine.consume([queue]), 1)) == ["now"]
