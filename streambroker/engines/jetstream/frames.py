@@ -1,0 +1,100 @@
+"""What goes over a link, and how it looks on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ...errors import ConfigurationError, MessageTooLarge
+
+_LINE = b"NATS/1.0"
+
+
+class Frame(NamedTuple):
+    """A message to publish. `reply` is where answers go."""
+
+    subject: str
+    data: bytes = b""
+    reply: str = ""
+    headers: Mapping[str, str] | None = None
+
+
+class Reply(NamedTuple):
+    """A message that came. `status` is 0 for a plain one, else the number in its first line: 100 (heartbeat), 404, 408,
+    409, 503 (nobody answers there); 403 is ours: the server refused the request's subject. The text that came with it
+    is in `headers["Description"]`."""
+
+    subject: str
+    data: bytes
+    reply: str = ""
+    status: int = 0
+    headers: Mapping[str, str] | None = None
+
+    @property
+    def description(self) -> str:
+        return (self.headers or {}).get("Description", "")
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Headers as they go over the wire. Raises ConfigurationError for a line break in one."""
+    lines = ["NATS/1.0"]
+    for name, value in headers.items():
+        if "\n" in value or "\r" in value or ":" in name or name.split() != [name]:
+            raise ConfigurationError(f"header {name!r} cannot be sent: no colon or space in its name, no line break")
+        lines.append(f"{name}: {value}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def encode(frame: Frame, limit: int, reply: str = "") -> bytes:
+    """The command that publishes it; `reply` in place of its own. Raises MessageTooLarge when its headers and data are
+    over `limit` bytes: the server would close the connection. Raises ConfigurationError for a subject with a space or
+    line break."""
+    subject, data, given, headers = frame
+    reply = reply or given
+    words = f"{subject} {reply}" if reply else subject
+    if len(words.split()) != (2 if reply else 1) or not words.isprintable():
+        raise ConfigurationError(f"{subject!r} is no subject: a space or a line break is in it")
+    if not headers:
+        size = len(data)
+        head = f"PUB {words} {size}\r\n".encode()
+    else:
+        block = header_block(headers)
+        size = len(block) + len(data)
+        head = f"HPUB {words} {len(block)} {size}\r\n".encode() + block
+    _check(size, limit)
+    return b"".join((head, data, b"\r\n"))
+
+
+def check_size(frame: Frame, limit: int) -> None:
+    """Raises MessageTooLarge as `encode` does."""
+    _check(len(frame.data) + (len(header_block(frame.headers)) if frame.headers else 0), limit)
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise MessageTooLarge(f"the message has {size} bytes, the server takes {limit} (its max_payload); nothing was "
+                              "sent")
+
+
+def read_headers(block: bytes) -> tuple[int, dict[str, str]]:
+    """Status and headers of a header block."""
+    first, _, rest = block.partition(b"\r\n")
+    headers: dict[str, str] = {}
+    status = 0
+    if len(first) > len(_LINE):
+        number, _, text = first[len(_LINE):].decode(errors="replace").strip().partition(" ")
+        status = int(number) if number.isdigit() else 0
+        if text:
+            headers["Description"] = text
+    for line in rest.split(b"\r\n"):
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers[name.decode(errors="replace")] = value.strip().decode(errors="replace")
+    return status, headers
+
+
+def read_reply(subject: bytes, reply: bytes, data: bytes, block: bytes | None) -> Reply:
+    if not block:
+        return Reply(subject.decode(), data, reply.decode())
+    status, headers = read_headers(block)
+    return Reply(subject.decode(), data, reply.decode(), status, headers)
