@@ -16,7 +16,7 @@ from ...errors import ConfigurationError
 CLIENT_OPTIONS = frozenset({
     "servers", "user", "password", "token", "nkeys_seed", "nkeys_seed_str", "user_credentials",
     "ssl", "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs",
-    "ssl_check_hostname", "tls_handshake_first", "domain", "api_prefix", "inbox_prefix"})
+    "ssl_check_hostname", "tls_handshake_first", "inbox_prefix"})
 SCHEMES = frozenset({"jetstream", "nats", "jetstream-tls", "tls"})
 _TLS = frozenset({"jetstream-tls", "tls"})
 _REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -38,8 +38,7 @@ class Server:
 
 
 class Address:
-    """`servers` in the order given, whether `tls` is demanded, `api_prefix` (such as `$JS.API`) and `inbox_prefix`.
-    Raises ConfigurationError."""
+    """`servers` in the order given, whether `tls` is demanded, and `inbox_prefix`. Raises ConfigurationError."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme, rest = _split(url)
@@ -61,12 +60,8 @@ class Address:
         self.servers = tuple(dict.fromkeys(servers))
         user, password = _only(logins)
         self._login = _login(user, password, known)
-        self.domain = str(known.get("domain") or "")
-        self.api_prefix = str(known.get("api_prefix") or "").rstrip(".") or (
-            f"$JS.{self.domain}.API" if self.domain else "$JS.API")
         self.inbox_prefix = str(known.get("inbox_prefix") or "_INBOX").rstrip(".")
-        for name in ("api_prefix", "inbox_prefix"):
-            _check_subject(name, getattr(self, name))
+        _check_subject("inbox_prefix", self.inbox_prefix)
         asked = known.get("ssl")
         self.tls = scheme in _TLS if asked is None else _truth("ssl", asked)
         self.handshake_first = _truth("tls_handshake_first", known.get("tls_handshake_first", False))

@@ -76,7 +76,7 @@ class Connection:
             if not self._supervised:
                 self._supervised = True
                 self._failure = None
-                thread.call_soon(lambda: thread.spawn(self._supervise()) and None)
+                thread.call_soon(lambda: thread.spawn(self._supervise()))
         return thread
 
     @property
@@ -95,7 +95,7 @@ class Connection:
             return
         self._wake_openers()
         deadline = time.monotonic() + timeout + 0.5
-        thread.call_soon(lambda: thread.spawn(self._finish(thread, timeout)) and None)
+        thread.call_soon(lambda: thread.spawn(self._finish(thread, timeout)))
         while not thread.ended and not thread.is_current and time.monotonic() < deadline:
             time.sleep(0.002)
         if not thread.ended:

@@ -171,7 +171,7 @@ class LoopThread:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a task of the link failed", exc_info=error)
 
-    def call_soon(self, callback: Callable[[], None]) -> bool:
+    def call_soon(self, callback: Callable[[], object]) -> bool:
         """From any thread; False when the loop ended."""
         try:
             self.loop.call_soon_threadsafe(callback)

@@ -59,7 +59,10 @@ class Session:
         self._loop = loop
         self._transport: Any = client._transport
         self.server = server
-        self.ended: asyncio.Task[None] = client._reading_task  # ends with the connection, whatever ends it
+        reading = client._reading_task
+        assert reading is not None
+        #: ends with the connection, whatever ends it
+        self.ended: asyncio.Task[Any] = reading
 
     @property
     def info(self) -> dict[str, Any]:
@@ -124,7 +127,9 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
         troubles.append(error)
         tell(error)
 
-    options: dict[str, Any] = {"tls_hostname": server.tls_name} if server.tls_name else {}
+    options: dict[str, Any] = {"connect_timeout": settings.socket_connect_timeout}
+    if server.tls_name:
+        options["tls_hostname"] = server.tls_name
     if context is not None:
         options["tls"] = context
     if address.handshake_first:
@@ -133,8 +138,8 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
         await client.connect(
             servers=[f"nats://{server}"], error_cb=on_error, name=settings.client_name or "streambroker",
             allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0, dont_randomize=True,
-            connect_timeout=settings.socket_connect_timeout, ping_interval=PING_INTERVAL, max_outstanding_pings=1,
-            inbox_prefix=address.inbox_prefix, **login, **options)
+            ping_interval=PING_INTERVAL, max_outstanding_pings=1, inbox_prefix=address.inbox_prefix, **login,
+            **options)
         if not client.is_connected:
             raise StoreConnectionError(f"{server} closed the connection during the login")
     except ModuleNotFoundError as error:
