@@ -123,7 +123,7 @@ class Connection:
     def send(self, data: bytes) -> bool:
         """Queue commands; one wake of the loop for many. False, and nothing is queued, while not connected."""
         epoch, thread = self.epoch, self._thread
-        if not self.connected or thread is None:
+        if not self.connected or self.epoch != epoch or thread is None:
             return False
         self._outgoing.append((epoch, data))
         if not self._woken:
