@@ -14,6 +14,8 @@ REDIS_SCHEMES = frozenset({
     "redis", "rediss", "unix", "valkey", "valkeys", "redis-streams", "rediss-streams", "valkey-streams",
     "redis-streams+unix", "redis-streams+socket"})
 
+JETSTREAM_SCHEMES = frozenset({"jetstream", "jetstream-tls", "nats", "tls"})
+
 
 def connect(url: str, **options: Any) -> Engine:
     """An engine for `url`; `options` are those of `streambroker.settings` and of the store's client.
@@ -29,8 +31,16 @@ def connect(url: str, **options: Any) -> Engine:
             raise ConfigurationError(
                 f"{scheme}:// needs the redis package: pip install 'streambroker[redis]'") from error
         return RedisStreamsEngine.from_url(url, **options)
+    if scheme in JETSTREAM_SCHEMES:
+        try:
+            from .engines.jetstream.engine import JetStreamEngine
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{scheme}:// needs the nats-py package: pip install 'streambroker[jetstream]'") from error
+        return JetStreamEngine.from_url(url, **options)
     if scheme == "memory":
         from .engines.memory import MemoryEngine
 
         return MemoryEngine.from_url(url, **options)
-    raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, memory")
+    raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, "
+                             "jetstream, jetstream-tls, memory")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -96,6 +97,10 @@ class Link:
     def on_disconnect(self) -> list[Callable[[], None]]:
         """Called in the loop's thread when the connection is gone."""
         return self._connection.on_disconnect
+
+    def new_inbox(self) -> str:
+        """A subject that nobody else listens to."""
+        return f"{self.address.inbox_prefix}.{secrets.token_hex(11)}"
 
     # --- from any thread but the loop's
 

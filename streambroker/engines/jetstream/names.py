@@ -5,7 +5,7 @@
 | `<p>.q.<q>.<step>` | `<p>` (or `<p>_q_<q>` with `stream_per_queue`), work queue | ready and unsettled messages |
 | `<p>.d.<q>.<step>.<id>` | the same | messages that wait for their time, by the server's schedules (2.12 and later) |
 | `<p>.t.<q>.<step>` | `<p>_tmp`, interest | messages of transient queues, which are consumers of this stream |
-| `<p>.l.<q>.<step>` | `<p>_late`, work queue | delayed messages that our own relay brings: older servers, transient queues |
+| `<p>.l.<q>.<step>` | `<p>_late`, work queue | delayed messages of older servers and transient queues |
 | `<p>.x.<q>` | `<p>_dead`, limits | dead letters |
 | `<p>.s.<table>.<row>` | `<p>_state`, last of each subject | rows of shared tables |
 | `<p>.b.<stream>.<seq>` | `<p>_state` | the book of one message: what the server's delivery count does not tell |

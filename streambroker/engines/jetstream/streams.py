@@ -54,6 +54,11 @@ class Streams:
             self._level = int(self._api.call("INFO").get("api", {}).get("level", 0))
         return self._level
 
+    @property
+    def known_level(self) -> int:
+        """The same without asking; 0 as long as nobody asked."""
+        return self._level or 0
+
     async def alevel(self) -> int:
         if self._level is None:
             answer = await self._api.acall("INFO", patience=self._settings.reconnect_timeout)

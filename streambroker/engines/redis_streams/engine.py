@@ -16,7 +16,7 @@ from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Message, QueueSpec
 from ...real import make_lock
 from ...settings import Settings, read_settings
-from .chores import Chores
+from ...chores import Chores
 from .client import CLIENT_OPTIONS, Address, dialer
 from .commands import Commands
 from .consumer import RedisConsumer

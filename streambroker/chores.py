@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ...real import is_green
+from .real import is_green
 
 logger = logging.getLogger(__package__)
 

@@ -1,0 +1,111 @@
+"""The book of a message: what the server's delivery count does not tell.
+
+It says how often the message came back uncounted, and whether it is on trial. Written before the message goes back, so
+a crash between the two undercounts one delivery and never doubles or buries anything. Only messages that were
+delivered before are looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import StoreConnectionError
+from .api import ApiError
+from .link import Frame
+from .streams import MESSAGE_TTL
+
+if TYPE_CHECKING:
+    from .engine import JetStreamEngine
+    from .holder import Place
+
+#: seconds after which a server that can drops a book by itself
+KEEP = 30 * 86400
+#: look-ups under way at once
+WINDOW = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """`returns`: deliveries that do not count. `trial`: who has, or had, the message as its last chance, at delivery
+    `at` of the server's count, and whether `alone`. `bounces`: how often it was passed on to others."""
+
+    returns: int = 0
+    trial: str = ""
+    at: int = 0
+    alone: bool = False
+    bounces: int = 0
+
+    def lost_on_trial(self, raw: int) -> bool:
+        """Whether the delivery before this one was a trial that nobody ended."""
+        return bool(self.trial) and self.at == raw - 1
+
+
+class Books:
+    """In the link's thread."""
+
+    def __init__(self, engine: JetStreamEngine) -> None:
+        self._engine = engine
+
+    async def read(self, places: Sequence[Place]) -> None:
+        """Set `place.book` of each."""
+        for start in range(0, len(places), WINDOW):
+            await asyncio.gather(*(self._read(place) for place in places[start:start + WINDOW]))
+
+    async def _read(self, place: Place) -> None:
+        subject = self._engine.names.book(place.stream, place.sequence)
+        state = self._engine.names.state
+        if self._engine.settings.replicas > 1:
+            data = await self._read_of_leader(state, subject)
+        else:
+            reply = await self._engine.link.ask(
+                Frame(f"{self._engine.api.prefix}.DIRECT.GET.{state}.{subject}"), timeout=5.0)
+            data = b"" if reply.status else reply.data
+        place.book = _decode(data)
+
+    async def _read_of_leader(self, state: str, subject: str) -> bytes:
+        """A follower may not have it yet."""
+        try:
+            answer = await self._engine.api.acall(f"STREAM.MSG.GET.{state}", {"last_by_subj": subject})
+        except ApiError as error:
+            if error.missing:
+                return b""
+            raise
+        return base64.b64decode(answer["message"].get("data", ""))
+
+    def frame(self, place: Place, **changes: Any) -> Frame:
+        """Write the book anew."""
+        place.book = replace(place.book or Book(), **changes)
+        headers = {"Nats-TTL": f"{KEEP}s"} if self._engine.streams.known_level >= MESSAGE_TTL else None
+        return Frame(self._engine.names.book(place.stream, place.sequence),
+                     json.dumps(asdict(place.book), separators=(",", ":")).encode(), "", headers)
+
+    async def write(self, frames: Sequence[Frame]) -> None:
+        """Returns when they are stored. Raises StoreConnectionError."""
+        await self._engine.streams.aensure(self._engine.names.state)
+        for start in range(0, len(frames), WINDOW):
+            replies = await asyncio.gather(*(self._engine.link.ask(frame, timeout=5.0)
+                                             for frame in frames[start:start + WINDOW]))
+            if any(reply.status or b'"error"' in reply.data[:200] for reply in replies):
+                raise StoreConnectionError("the store did not take a book")
+
+    def close(self, place: Place) -> None:
+        """The message is gone."""
+        if place.book is not None and place.book != Book():
+            self._engine.link.spawn(self._purge(self._engine.names.book(place.stream, place.sequence)))
+
+    async def _purge(self, subject: str) -> None:
+        await self._engine.api.acall(f"STREAM.PURGE.{self._engine.names.state}", {"filter": subject})
+
+
+def _decode(data: bytes) -> Book:
+    try:
+        found = json.loads(data)
+        return Book(int(found["returns"]), str(found["trial"]), int(found["at"]), bool(found["alone"]),
+                    int(found["bounces"]))
+    except (ValueError, KeyError, TypeError):
+        return Book()

@@ -1,0 +1,118 @@
+"""Which of the messages that wait here are handed out: last-chance messages one at a time, some of them alone.
+
+The rules are those of the memory engine (`streambroker.engines.memory.queue`), applied to what this process has. What
+it may not hand out now goes to others, uncounted, and comes back later when nobody else wants it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ...message import Delivery
+from .holder import Trial
+
+if TYPE_CHECKING:
+    from .consumer import JetStreamConsumer
+    from .engine import JetStreamEngine
+
+#: longest time, in seconds, for which a last-chance message keeps others from its holder
+TRIAL = 5.0
+#: how long a message that was passed on is not offered again, by how often it was passed on (seconds)
+PASSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class Choice:
+    """Of one consumer; under its lock."""
+
+    def __init__(self, engine: JetStreamEngine, consumer: JetStreamConsumer) -> None:
+        self._engine = engine
+        self._consumer = consumer
+        self._until: float | None = None
+
+    def due(self) -> float | None:
+        """Seconds until something that waits here may be handed out; None when nothing waits for a time."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    def pick(self, limit: int) -> list[Delivery]:
+        now = time.monotonic()
+        self._until = None
+        got: list[Delivery] = []
+        for lane in self._consumer.order():
+            while lane.pool and len(got) < limit:
+                delivery = self._next(lane.queue, lane.pool, now)
+                if delivery is None:
+                    break
+                lane.pool.remove(delivery)
+                if self._expired(delivery):
+                    self._engine.expire(delivery, self._consumer)
+                    continue
+                if not self._consumer.no_ack:
+                    self._engine.holder.hand(delivery)
+                got.append(delivery)
+            if lane.queue in self._engine.holder.trials:
+                for delivery in [each for each in lane.pool if each.place.last]:
+                    lane.pool.remove(delivery)
+                    self._pass_on(delivery)
+        return got
+
+    def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
+        engine, holder = self._engine, self._engine.holder
+        if not holder.trials and not holder.waits and not pool[0].place.last:
+            return pool[0]
+        company = holder.company(queue)
+        wait = holder.waits.get(queue)
+        lapsed = wait is not None and wait <= now
+        if wait is not None and not lapsed and company:
+            self._soon(wait)
+            return None
+        trial = self._trial(queue, now)
+        if trial is not None and trial.strict:
+            self._soon(trial.until)
+            return None
+        if trial is None:
+            limit, waits = engine.queues.limit_of(queue), False
+            for suspect in [each for each in pool if each.place.last]:
+                strict = suspect.count - 1 >= limit and not lapsed
+                if strict and company:
+                    waits = True
+                    continue
+                holder.waits.pop(queue, None)
+                self._try(suspect, strict=strict, alone=not company, now=now)
+                return suspect
+            if waits:
+                self._soon(holder.waits.setdefault(queue, now + self._time()))
+                return None
+        plain = next((each for each in pool if not each.place.last), None)
+        if plain is not None and trial is not None and trial.alone:
+            trial.alone = False
+            engine.note_company(trial)
+        return plain
+
+    def _trial(self, queue: str, now: float) -> Trial | None:
+        trial = self._engine.holder.trials.get(queue)
+        if trial is not None and trial.until <= now:
+            del self._engine.holder.trials[queue]
+            return None
+        return trial
+
+    def _try(self, suspect: Delivery, *, strict: bool, alone: bool, now: float) -> None:
+        if not self._consumer.no_ack:
+            until = now + self._time()
+            self._engine.holder.trials[suspect.queue] = trial = Trial(suspect, strict, until, alone)
+            self._engine.note_trial(trial)
+            self._soon(until)
+
+    def _expired(self, delivery: Delivery) -> bool:
+        ends: float = delivery.place.ends
+        return ends != float("inf") and self._engine.streams.now() >= ends
+
+    def _time(self) -> float:
+        return min(self._engine.lease, TRIAL)
+
+    def _soon(self, when: float) -> None:
+        self._until = when if self._until is None else min(self._until, when)
+
+    def _pass_on(self, delivery: Delivery) -> None:
+        bounces = delivery.place.book.bounces if delivery.place.book else 0
+        self._consumer.pass_on(delivery, PASSES[min(bounces, len(PASSES) - 1)])

@@ -1,0 +1,290 @@
+"""Receiving and settling."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import Closed, StoreConnectionError
+from ...message import Delivery
+from ...real import Wakeup, make_lock
+from .choice import Choice
+from .intake import Intake
+from .lane import Lane
+from .link import Reply
+from .pull import Pull
+from .settles import Settle
+
+if TYPE_CHECKING:
+    from .engine import JetStreamEngine
+
+logger = logging.getLogger(__name__)
+
+
+class JetStreamConsumer:
+    """See `streambroker.engine.Consumer`. Messages arrive in the link's thread and wait in their lanes."""
+
+    def __init__(self, engine: JetStreamEngine, queues: Sequence[str], no_ack: bool) -> None:
+        self._engine = engine
+        self.no_ack = no_ack
+        self.closed = False
+        self.lanes: list[Lane] = []
+        self._queues: list[str] = []
+        self._turn = 0
+        self._lock = make_lock()
+        self._wakeup = Wakeup()
+        self._more = False
+        self._down_since: float | None = None
+        self._pull = Pull(engine, self.lanes, self.order, self._wakeup.set)
+        self._choice = Choice(engine, self)
+        self._intake = Intake(engine, self)
+        engine.consumer_opened(self)
+        for queue in queues:
+            self.add(queue)
+
+    @property
+    def queues(self) -> list[str]:
+        return self._queues
+
+    # ------------------------------------------------------------------ lanes
+    def add(self, queue: str) -> None:
+        self._check()
+        if queue in self._queues:
+            return
+        self._engine.start_consuming(queue, self)
+        self._queues.append(queue)
+        self.add_lanes(queue)
+
+    def add_lanes(self, queue: str, steps: Sequence[int] | None = None) -> None:
+        """Those of the queue's steps that are not there yet. Blocks."""
+        engine = self._engine
+        transient = engine.queues.is_transient(queue)
+        if steps is None:
+            steps = [0] if transient else engine.queues.steps(queue)
+        for step in steps:
+            if all((lane.queue, lane.step) != (queue, step) for lane in self.lanes):
+                lane = Lane(engine, queue, step, durable=not transient)
+                lane.open(self._arrived)
+                with self._lock:
+                    self._pull.changed()
+                    self.lanes.append(lane)
+                    self._pull.ask()
+
+    def discard(self, queue: str) -> None:
+        if queue not in self._queues:
+            return
+        self._queues.remove(queue)
+        self._close_lanes([lane for lane in self.lanes if lane.queue == queue])
+        self._engine.stop_consuming([queue], self)
+
+    def _close_lanes(self, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            if lane.listener is not None and self._engine.link.connected:
+                # what the server sent before it knew has arrived when this returns
+                lane.listener.drain_now(1.0)
+            elif lane.listener is not None:
+                lane.listener.close()
+        self._engine.settle_in_loop(self._intake.finish)
+        with self._lock:
+            waiting = [delivery for lane in lanes for delivery in lane.pool]
+            for lane in lanes:
+                lane.pool.clear()
+                self.lanes.remove(lane)
+            self._pull.changed()
+        self.hand_back(waiting)
+
+    def order(self) -> list[Lane]:
+        """Lanes in the order in which they are asked and served: by queue, steps of a queue together."""
+        strategy = self._engine.settings.queue_order_strategy
+        names = sorted(self._queues) if strategy == "sorted" else list(self._queues)
+        if strategy == "round_robin" and names:
+            turn = self._turn % len(names)
+            names = names[turn:] + names[:turn]
+        place = {name: number for number, name in enumerate(names)}
+        return sorted(self.lanes, key=lambda lane: (place.get(lane.queue, 0), lane.step))
+
+    # ------------------------------------------------------------------ in the link's thread
+    def _arrived(self, lane: Lane, reply: Reply) -> None:
+        if reply.status:
+            with self._lock:
+                self._pull.status(lane, reply)
+            return
+        with self._lock:
+            room = self._pull.arrived(lane)
+        self._intake.take(lane, reply, surplus=not room)
+
+    def admit(self, lane: Lane, delivery: Delivery) -> None:
+        """It may be handed out."""
+        with self._lock:
+            if lane in self.lanes:
+                lane.put(delivery)
+                self._wakeup.set()
+                return
+        self.hand_back([delivery])
+
+    def refund(self) -> None:
+        """One that came is none to hand out: there is room for another."""
+        with self._lock:
+            self._pull.want += 1
+            self._pull.ask()
+
+    def look(self, now: float) -> None:
+        with self._lock:
+            self._pull.look(now)
+
+    def reconnected(self) -> None:
+        with self._lock:
+            self._pull.reconnected()
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    # ------------------------------------------------------------------ receiving
+    def receive(self, timeout: float, limit: int = 1) -> list[Delivery]:
+        deliveries = self._take(limit)
+        if deliveries or timeout <= 0:
+            return deliveries
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            due = self.due()
+            self._wait(left if due is None else min(left, due))
+            if deliveries := self._take(limit):
+                break
+        return deliveries
+
+    def fetch(self, limit: int = 1) -> list[Delivery]:
+        self._check()
+        if limit <= 0:
+            return []
+        deadline = time.monotonic() + self._engine.settings.socket_timeout
+        self._engine.settles.send_acks()
+        with self._lock:
+            self._pull.want = limit - sum(len(lane.pool) for lane in self.lanes) - sum(
+                max(0, lane.outstanding) for lane in self.lanes)
+            sweep = self._pull.begin(arm=False) if self._pull.want > 0 else None
+        if sweep is None:
+            self._engine.ping()
+        while sweep is not None and not sweep.done and time.monotonic() < deadline:
+            self._wait(0.2)
+        self._engine.settle_in_loop(self._intake.settled)
+        return self._take(limit, ask=False)
+
+    def _take(self, limit: int, *, ask: bool = True) -> list[Delivery]:
+        self._check()
+        self._wakeup.clear()
+        engine = self._engine
+        if engine.chores:
+            engine.chores.do()
+        engine.settles.send_acks()
+        if not engine.link.connected:
+            self._unreachable()
+        elif self._down_since is not None:
+            self._down_since = None
+        got: list[Delivery] = []
+        with self._lock:
+            if limit > 0:
+                got = self._choice.pick(limit)
+            if got:
+                self._turn = self._queues.index(got[-1].queue) + 1 if got[-1].queue in self._queues else 0
+            waiting = sum(len(lane.pool) for lane in self.lanes)
+            self._pull.want = limit - len(got) - waiting
+            if ask and not (got and limit == len(got)):
+                self._pull.ask()
+        self._more = bool(waiting) and limit > len(got) and self._choice.due() == 0.0
+        return got
+
+    def _unreachable(self) -> None:
+        now = time.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+        elif now - self._down_since >= self._engine.settings.reconnect_timeout:
+            self._down_since = None
+            raise StoreConnectionError(f"the store cannot be reached: {self._engine.link.failure()}")
+
+    def sources(self) -> Sequence[int]:
+        return [self._wakeup.fileno()]
+
+    def due(self) -> float | None:
+        if self._more:
+            return 0.0
+        times = [self._choice.due()]
+        if self._down_since is not None:
+            times.append(max(0.0, self._down_since + self._engine.settings.reconnect_timeout - time.monotonic()))
+        return min((when for when in times if when is not None), default=None)
+
+    def _wait(self, timeout: float) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
+            selector.select(max(0.0, timeout))
+
+    # ------------------------------------------------------------------ settling
+    def ack(self, delivery: Delivery) -> None:
+        if self._settling(delivery):
+            self._engine.settles.ack(delivery.place.reply)
+            if delivery.place.book is not None:
+                self._engine.books.close(delivery.place)
+
+    def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
+        limit = self._engine.queues.limit_of(delivery.queue)
+        if limit and delivery.count >= limit:
+            self.dead_letter(delivery, f"delivery limit of {limit} reached: rejected with requeue")
+        else:
+            self._settle(delivery, "later" if delay > 0 else "nack", delay=delay)
+
+    def hand_back(self, deliveries: Collection[Delivery]) -> None:
+        for delivery in deliveries:
+            self._settle(delivery, "back")
+
+    def pass_on(self, delivery: Delivery, delay: float) -> None:
+        """Back uncounted, so that another process can have it."""
+        self._settle(delivery, "pass", delay=delay)
+
+    def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        self._settle(delivery, "dead", reason=reason)
+
+    def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
+        if not self._settling(delivery):
+            return
+        if delivery.lost or self._engine.is_lost(delivery):
+            delivery.lost = True
+            logger.debug("the lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
+            return
+        self._engine.settles.put(Settle(mode, delivery, delay, reason))
+
+    def _settling(self, delivery: Delivery) -> bool:
+        if delivery.settled or self.no_ack or self._engine.forked():
+            return False
+        delivery.settled = True
+        self._engine.let_go(delivery)
+        return True
+
+    # ------------------------------------------------------------------ end
+    def close(self, keep: Collection[Delivery] = ()) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._wakeup.set()
+        if self._engine.forked():
+            return
+        with self._lock:
+            self._pull.want = 0
+        self._close_lanes(list(self.lanes))
+        kept = {id(delivery) for delivery in keep}
+        for delivery in self._engine.holder.of(self):
+            if id(delivery) not in kept:
+                self._settle(delivery, "back")
+        self._engine.settles.send_acks()
+        self._engine.stop_consuming(self._queues, self)
+        self._engine.consumer_closed(self)
+        self._wakeup.close()
+
+    def _check(self) -> None:
+        if self.closed or self._engine.closed:
+            raise Closed("the consumer is closed, or belongs to the parent process of a fork")
+
+    def after_fork(self) -> None:
+        self.closed = True

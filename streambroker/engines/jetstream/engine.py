@@ -1,0 +1,453 @@
+"""JetStream pull consumers as an engine. nats-server 2.10 up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from ... import fork
+from ...chores import Chores
+from ...engine import Capabilities
+from ...errors import Closed, StoreConnectionError, StoreError, StoreUnavailable
+from ...message import DeadLetter, Delivery, Message, QueueSpec
+from ...real import make_lock
+from ...settings import JetStreamSettings, read_settings
+from .address import CLIENT_OPTIONS, Address
+from .api import NOBODY, Api, ApiError
+from .books import Books
+from .census import Census, take_census
+from .consumer import JetStreamConsumer
+from .delays import LateRelay
+from .holder import Holder, Trial
+from .inspector import JetStreamInspector
+from .frames import Frame, Reply
+from .link import Link
+from .names import Names
+from .publisher import Publisher
+from .queues import Queues
+from .settles import Settles
+from .streams import Streams
+from .subscription import JetStreamSubscription, broadcast
+from .table import JetStreamTable, RowJanitor, forget_rows
+from .watch import Watch
+
+logger = logging.getLogger(__name__)
+
+#: how long closing waits for the store (seconds)
+FAREWELL = 2.0
+#: how long others may take to tell what they hold (seconds)
+CENSUS = 0.5
+
+
+class JetStreamEngine:
+    """See `streambroker.engine.Engine`. Thread-safe. In a forked child it starts anew: publishing goes on with a new
+    connection, consumers of the parent are closed there."""
+
+    capabilities = Capabilities("jetstream")
+
+    def __init__(self, address: Address, settings: JetStreamSettings) -> None:
+        self.address = address
+        self.settings = settings
+        self.names = Names(settings.prefix, settings.stream_per_queue)
+        self.lease = settings.visibility_timeout
+        self.steps = tuple(range(len(settings.priority_steps)))
+        self.link = Link(address, settings)
+        self.api = Api(self.link, settings)
+        self.streams = Streams(self.link, self.api, self.names, settings)
+        self.queues = Queues(self)
+        self.books = Books(self)
+        self.settles = Settles(self)
+        self._publisher = Publisher(self)
+        self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
+        self._start()
+        fork.register(self)
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> JetStreamEngine:
+        """Raises ConfigurationError. Connects at first use."""
+        client = {name: value for name, value in options.items() if name in CLIENT_OPTIONS}
+        return cls(Address(url, client), read_settings(
+            {name: value for name, value in options.items() if name not in client}, JetStreamSettings))
+
+    def __repr__(self) -> str:
+        return f"<JetStreamEngine {self.address} prefix {self.settings.prefix!r}>"
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self.closed = False
+        self.holder = Holder()
+        self.watch = Watch(self)
+        self.chores = Chores(str(self.address))
+        self._janitor = RowJanitor(self)
+        self._relay = LateRelay(self)
+        self._consumers: weakref.WeakSet[JetStreamConsumer] = weakref.WeakSet()
+        self._subscriptions: weakref.WeakSet[JetStreamSubscription] = weakref.WeakSet()
+        self._consuming: dict[str, int] = {}
+        self._watching = False
+        self._lock = make_lock()
+        self.link.on_connect.append(self._connected)
+        self.link.on_disconnect.append(self._disconnected)
+
+    # ------------------------------------------------------------------ the link
+    def _connected(self) -> None:
+        if self.link.epoch > 1:
+            self.streams.forget_all()
+        self.settles.reconnected()
+        self.watch.reconnected()
+        for consumer in self.consumers_open():
+            consumer.reconnected()
+            for queue in consumer.queues:
+                self._add_steps(consumer, queue)
+
+    def _disconnected(self) -> None:
+        for consumer in self.consumers_open():
+            consumer.wake()
+
+    def ping(self, timeout: float = 5.0) -> float:
+        start = time.monotonic()
+        self._check()
+        self.api.call("INFO", patience=0.0, timeout=timeout)
+        return time.monotonic() - start
+
+    def requests(self, frames: Sequence[Frame], timeout: float) -> list[Reply | None]:
+        return self.link.requests(frames, timeout)
+
+    async def store(self, frame: Frame, stream: str, queue: str = "") -> int:
+        """Publish in the link's thread; the sequence. Raises ApiError, StoreError, StoreConnectionError."""
+        for again in (True, False):
+            reply = await self.link.ask(frame, self.settings.socket_timeout)
+            if reply.status != 503 or not again:
+                break
+            self.streams.forget(stream)
+            await self.streams.aensure(stream, queue)
+        if reply.status == 503:
+            raise StoreUnavailable(NOBODY)
+        try:
+            answer: dict[str, Any] = json.loads(reply.data)
+        except ValueError as error:
+            raise StoreError(f"unexpected answer on {frame.subject}: {reply.data[:200]!r}") from error
+        problem = answer.get("error")
+        if problem:
+            raise ApiError(f"publish on {frame.subject}", int(problem.get("err_code", 0)),
+                           str(problem.get("description", "")))
+        return int(answer["seq"])
+
+    def forget_streams(self, subject: str, queue: str) -> None:
+        for stream in (self.names.stream(queue), self.names.late, self.names.transient):
+            self.streams.forget(stream)
+
+    def check_streams(self, subject: str, queue: str) -> None:
+        """Make the stream of a publish that nobody took. What fails shows at the next try."""
+        try:
+            if self.queues.is_transient(queue):
+                self.streams.ensure(self.names.transient)
+            self.streams.ensure(self.names.stream(queue), queue)
+            if subject.startswith(f"{self.names.root}.l."):
+                self.streams.ensure(self.names.late)
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("cannot make the stream of %r: %s", queue, error)
+
+    def settle_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it in the link's thread and wait for it, for some seconds at most."""
+        try:
+            self.link.run(work, FAREWELL)
+        except (StoreConnectionError, Closed) as error:
+            logger.debug("the link's thread is not done: %s", error)
+
+    def tell(self, news: dict[str, str]) -> None:
+        self.link.post([Frame(self.names.news, json.dumps(news).encode())])
+
+    # ------------------------------------------------------------------ queues
+    def declare(self, queue: QueueSpec) -> None:
+        self._check()
+        self.queues.declare(queue)
+
+    async def redeclare(self, queue: str) -> None:
+        """A transient queue whose consumer is gone, in the link's thread."""
+        spec = self.queues.known(queue)
+        if spec is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.queues.declare, spec)
+
+    def spec(self, queue: str) -> QueueSpec | None:
+        self._check()
+        return self.queues.spec(queue)
+
+    def delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
+        self._check()
+        if if_unused and self.consumers(queue):
+            return -1
+        transient = self.spec(queue)
+        brief = transient is not None and not transient.durable
+        stats = self.inspector().stats(queue)
+        waiting = stats.ready + stats.delayed
+        if if_empty and waiting:
+            return -1
+        names = self.names
+        self._drop(f"STREAM.PURGE.{names.late}", {"filter": names.lately(queue, "*")})
+        if brief:
+            self._drop(f"CONSUMER.DELETE.{names.transient}.{names.transient_durable(queue)}")
+        elif self.settings.stream_per_queue:
+            self._drop(f"STREAM.DELETE.{names.stream(queue)}")
+            self.streams.forget(names.stream(queue))
+        else:
+            for subject in (names.ready(queue, "*"), names.scheduled(queue, "*", "*")):
+                self._drop(f"STREAM.PURGE.{names.main}", {"filter": subject})
+            for step in self.queues.steps(queue):
+                self._drop(f"CONSUMER.DELETE.{names.main}.{names.durable(queue, step)}")
+        self.queues.table.delete([queue])
+        self.queues.forget_steps(queue)
+        self.queues.forget(queue)
+        forget_rows(self, queue)
+        return waiting
+
+    def _drop(self, request: str, body: dict[str, Any] | None = None) -> None:
+        try:
+            self.api.call(request, body)
+        except ApiError as error:
+            if not error.missing:
+                raise
+
+    def consumers(self, queue: str) -> int:
+        return sum(queue in each.queues for each in self.census())
+
+    def ready(self, queue: str) -> int:
+        self._check()
+        return self.inspector().stats(queue).ready
+
+    def has_messages(self, queue: str) -> bool:
+        """Whether a queue that nobody declared was ever consumed or holds something."""
+        names = self.names
+        try:
+            self.api.call(f"CONSUMER.INFO.{names.stream(queue)}.{names.durable(queue, 0)}")
+        except ApiError as error:
+            if not error.missing:
+                raise
+        else:
+            return True
+        try:
+            info = self.api.call(f"STREAM.INFO.{names.stream(queue)}", {"subjects_filter": names.ready(queue, "*")})
+        except ApiError as error:
+            if not error.missing:
+                raise
+            return False
+        return bool(info["state"].get("subjects"))
+
+    def census(self, timeout: float = CENSUS) -> list[Census]:
+        """What all processes hold, after our own acks are through. Raises StoreConnectionError, StoreError."""
+        self._check()
+        self.link.open(self.settings.socket_connect_timeout)
+        self.settles.send_acks()
+        acks = self.settles.last_acks()
+        if acks:
+            self.link.requests(acks, timeout)
+        return self.link.run(partial(take_census, self, timeout), self.settings.socket_timeout)
+
+    def trim(self, queue: str, most: int) -> None:
+        """Remove the oldest ready messages beyond `most`."""
+        excess = self.ready(queue) - most
+        if excess > 0:
+            self.inspector().drop_oldest(queue, excess)
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, queue: str, messages: Sequence[Message], *, create: bool = True) -> list[str]:
+        self._check()
+        return self._publisher.publish(queue, messages, create)
+
+    def flush(self) -> None:
+        self._check()
+
+    def broadcast(self, topic: str, message: Message, key: str = "") -> None:
+        self._check()
+        broadcast(self, topic, message, key)
+
+    def subscribe(self) -> JetStreamSubscription:
+        self._check()
+        subscription = JetStreamSubscription(self)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    # ------------------------------------------------------------------ consuming
+    def consume(self, queues: Sequence[str], *, no_ack: bool = False) -> JetStreamConsumer:
+        self._check()
+        self.link.open(self.settings.socket_connect_timeout)
+        return JetStreamConsumer(self, queues, no_ack)
+
+    def consumer_opened(self, consumer: JetStreamConsumer) -> None:
+        self._consumers.add(consumer)
+
+    def consumer_closed(self, consumer: JetStreamConsumer) -> None:
+        self._consumers.discard(consumer)
+
+    def consumers_open(self) -> list[JetStreamConsumer]:
+        return [consumer for consumer in list(self._consumers) if not consumer.closed]
+
+    def start_consuming(self, queue: str, consumer: JetStreamConsumer) -> None:
+        self.queues.learn(queue)
+        if not consumer.no_ack:
+            with self._lock:
+                self._consuming[queue] = self._consuming.get(queue, 0) + 1
+        with self._lock:
+            start, self._watching = not self._watching, True
+        if start:
+            self.link.call_soon(self._start_watch)
+        if not consumer.no_ack:
+            self.link.run(self.watch.write_record, self.settings.socket_timeout)
+
+    def _start_watch(self) -> None:
+        self.watch.start()
+        self._janitor.start()
+        self._relay.start()
+
+    def stop_consuming(self, queues: Sequence[str], consumer: JetStreamConsumer) -> None:
+        if consumer.no_ack or not queues:
+            return
+        with self._lock:
+            for queue in queues:
+                left = self._consuming.get(queue, 0) - 1
+                if left > 0:
+                    self._consuming[queue] = left
+                else:
+                    self._consuming.pop(queue, None)
+
+    def consuming(self) -> list[str]:
+        return sorted(self._consuming)
+
+    def steps_changed(self, queue: str) -> None:
+        """A priority step of `queue` is used for the first time; in the link's thread."""
+        for consumer in self.consumers_open():
+            if queue in consumer.queues:
+                self._add_steps(consumer, queue)
+
+    def _add_steps(self, consumer: JetStreamConsumer, queue: str) -> None:
+        self.chores.add(partial(self._steps_again, consumer, queue))
+        consumer.wake()
+
+    @staticmethod
+    def _steps_again(consumer: JetStreamConsumer, queue: str) -> None:
+        if not consumer.closed and queue in consumer.queues:
+            try:
+                consumer.add_lanes(queue)
+            except StoreConnectionError as error:
+                logger.debug("steps of %r are looked up after the next connect: %s", queue, error)
+
+    # ------------------------------------------------------------------ what is held
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Whether its lease may have run out: nothing but an ack is safe then."""
+        place = delivery.place
+        return bool(time.monotonic() - place.renewed > place.lease * 0.97)
+
+    def let_go(self, delivery: Delivery) -> None:
+        """It is settled or lost."""
+        holder = self.holder
+        holder.drop(delivery)
+        trial = holder.trials.get(delivery.queue)
+        if trial is None:
+            return
+        if trial.delivery is delivery:
+            holder.trials.pop(delivery.queue, None)
+        elif not trial.alone and holder.company(delivery.queue) == 1:
+            trial.alone = True
+            self.note_company(trial)
+
+    def note_trial(self, trial: Trial) -> None:
+        place = trial.delivery.place
+        self.link.post([self.books.frame(place, trial=self.holder.name, at=place.raw, alone=trial.alone)])
+
+    def note_company(self, trial: Trial) -> None:
+        self.link.post([self.books.frame(trial.delivery.place, alone=trial.alone)])
+
+    def expire(self, delivery: Delivery, consumer: JetStreamConsumer) -> None:
+        """Too old to be delivered."""
+        delivery.settled = True
+        self.let_go(delivery)
+        self.settles.ack(delivery.place.reply)
+        self.books.close(delivery.place)
+
+    # ------------------------------------------------------------------ dead letters that go elsewhere
+    def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
+        self._forwards[queue] = forward
+        self.buried(queue)
+
+    def buried(self, queue: str) -> None:
+        """A message of `queue` became a dead letter; from any thread."""
+        if queue in self._forwards:
+            self.chores.add(partial(self._forward, queue))
+            for consumer in self.consumers_open():
+                consumer.wake()
+
+    def _forward(self, queue: str) -> None:
+        inspector = self.inspector()
+        for letter in inspector.dead(queue):
+            if self._forwards[queue](letter):
+                inspector.dead_remove(queue, [letter.id])
+
+    # ------------------------------------------------------------------ the rest
+    def table(self, name: str) -> JetStreamTable:
+        return JetStreamTable(self, name)
+
+    def inspector(self) -> JetStreamInspector:
+        return JetStreamInspector(self)
+
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _check(self) -> None:
+        if self.closed:
+            raise Closed("this engine was closed; make a new one with connect()")
+
+    def close(self) -> None:
+        """Hand everything back, say goodbye, close the connection."""
+        if self.closed:
+            return
+        if self.forked():
+            self.closed = True
+            return
+        for consumer in self.consumers_open():
+            consumer.close()
+        for subscription in [*self._subscriptions]:
+            subscription.close()
+        if self.link.connected:
+            self._goodbye()
+        self.closed = True
+        self.link.close()
+
+    def _goodbye(self) -> None:
+        self.settles.send_acks()
+        for delivery in list(self.holder.held.values()):
+            if not delivery.settled:
+                delivery.place.consumer.hand_back([delivery])
+        deadline = time.monotonic() + FAREWELL
+        while len(self.settles) and self.link.connected and time.monotonic() < deadline:
+            time.sleep(0.002)
+        try:
+            acks = self.settles.last_acks()
+            if acks:
+                self.link.requests(acks, 1.0)
+            self.link.run(self._leave, FAREWELL)
+            self.chores.do()
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("cannot say goodbye: %s", error)
+
+    async def _leave(self) -> None:
+        self._relay.stop()
+        self._janitor.stop()
+        await self.watch.stop()
+
+    def after_fork(self) -> None:
+        consumers, subscriptions = [*self._consumers], [*self._subscriptions]
+        self.link.after_fork()
+        self.settles.start()
+        self._publisher.start()
+        for consumer in consumers:
+            consumer.after_fork()
+        for subscription in subscriptions:
+            subscription.after_fork()
+        self._start()

@@ -1,0 +1,117 @@
+"""Who this process is to the store, and what it holds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ...message import Delivery
+
+if TYPE_CHECKING:
+    from .books import Book
+    from .consumer import JetStreamConsumer
+
+#: stream and sequence: what names a message while it is stored
+Key = tuple[str, int]
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a delivery came from. `raw` is the server's count of deliveries, `entered` the POSIX time of the entry,
+    `renewed` the monotonic time at which its lease was surely begun or renewed, `lease` how long it then lasts."""
+
+    stream: str
+    durable: str
+    sequence: int
+    raw: int
+    reply: str
+    entered: float
+    consumer: JetStreamConsumer
+    step: int
+    lease: float
+    renewed: float
+    got: float
+    first: float = 0.0
+    before: int = 0
+    ends: float = float("inf")
+    data: bytes = b""
+    book: Book | None = None
+    #: it is a suspect: on one of its last deliveries
+    last: bool = False
+    #: the record of this process names it
+    recorded: bool = False
+
+    @property
+    def key(self) -> Key:
+        return self.stream, self.sequence
+
+
+@dataclass(slots=True)
+class Trial:
+    """A last-chance message that is out. Until its time is over the holder gets no other such message of the queue, and
+    nothing at all of it when it is `strict`. `alone`: what the book says about its company."""
+
+    delivery: Delivery
+    strict: bool
+    until: float
+    alone: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """One per engine and process. `held` is all that the server believes to be with this process, `handed` the part
+    that its consumers were given, by queue. Both are changed in single steps, from any thread."""
+
+    held: dict[Key, Delivery] = field(default_factory=dict)
+    handed: dict[str, dict[Key, Delivery]] = field(default_factory=dict)
+    #: at most one of each queue, and until when the process empties itself for one
+    trials: dict[str, Trial] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    epoch: int = 0
+    base: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
+    started: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        return f"{self.base}.{self.epoch}" if self.epoch else self.base
+
+    def rename(self) -> None:
+        """It was declared gone: nothing that it held is its own any more, and it goes on under another name."""
+        self.epoch += 1
+        for delivery in list(self.held.values()):
+            delivery.lost = True
+        self.held.clear()
+        self.trials.clear()
+        self.waits.clear()
+
+    def hold(self, delivery: Delivery) -> None:
+        self.held[delivery.place.key] = delivery
+
+    def hand(self, delivery: Delivery) -> None:
+        self.handed.setdefault(delivery.queue, {})[delivery.place.key] = delivery
+
+    def drop(self, delivery: Delivery) -> None:
+        """It is settled, or lost."""
+        key = delivery.place.key
+        if self.held.get(key) is delivery:
+            del self.held[key]
+        out = self.handed.get(delivery.queue)
+        if out is not None and out.get(key) is delivery:
+            del out[key]
+
+    def of(self, consumer: JetStreamConsumer) -> list[Delivery]:
+        """What came through a consumer."""
+        return [each for each in list(self.held.values()) if each.place.consumer is consumer]
+
+    def company(self, queue: str) -> int:
+        """How many messages of `queue` are out."""
+        return len(self.handed.get(queue, ()))
+
+    def listing(self) -> list[list[Any]]:
+        """What it holds, for others: queue, id, age, count, stream, durable, sequence."""
+        now = time.monotonic()
+        return [[each.queue, each.id, round(now - each.place.got, 3), each.count, *each.place.key[:1],
+                 each.place.durable, each.place.sequence] for each in list(self.held.values())]

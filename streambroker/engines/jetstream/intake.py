@@ -1,0 +1,158 @@
+"""From a message of the server to a delivery that may be handed out. In the link's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ...errors import StoreConnectionError, StoreError
+from ...message import Delivery, Message
+from .books import Book
+from .envelope import Envelope, decode
+from .holder import Place
+from .lane import Lane
+from .link import Reply
+from .settles import Settle
+
+if TYPE_CHECKING:
+    from .consumer import JetStreamConsumer
+    from .engine import JetStreamEngine
+
+logger = logging.getLogger(__name__)
+
+#: pause before books are looked up again that could not be read
+AGAIN = 0.5
+
+
+class Intake:
+    """Messages that were never delivered before go straight on. One that was is looked up in its book first, and what
+    comes after it waits, so that the order stays."""
+
+    def __init__(self, engine: JetStreamEngine, consumer: JetStreamConsumer) -> None:
+        self._engine = engine
+        self._consumer = consumer
+        self._waiting: deque[tuple[Lane, Delivery, bool]] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def take(self, lane: Lane, reply: Reply, *, surplus: bool) -> None:
+        place = self._place(lane, reply)
+        if place is None:
+            logger.warning("a message without an acknowledgement subject came for %r, it is ignored", lane.queue)
+            return
+        delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
+        if not self._consumer.no_ack:
+            known = self._engine.holder.held.get(place.key)
+            if known is not None:
+                # the server took it from us and gave it back: whoever works on the first copy has lost it
+                known.lost = True
+                self._engine.let_go(known)
+            self._engine.holder.hold(delivery)
+            self._engine.watch.changed()
+        if place.raw == 1 and not surplus and self._idle.is_set():
+            self._admit(lane, delivery)
+            return
+        self._waiting.append((lane, delivery, surplus))
+        if self._idle.is_set():
+            self._idle.clear()
+            self._engine.link.spawn(self._work())
+
+    def _place(self, lane: Lane, reply: Reply) -> Place | None:
+        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>, or with domain and
+        # account hash before and a random token behind
+        parts = reply.reply.split(".")
+        if len(parts) < 9:
+            return None
+        first = 4 if len(parts) == 9 else 6
+        now = time.monotonic()
+        return Place(
+            lane.stream, lane.durable, int(parts[first + 1]), int(parts[first]), reply.reply, int(parts[first + 3]) / 1e9,
+            self._consumer, lane.step, lane.lease, now, now, data=reply.data)
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch = list(self._waiting)
+                self._waiting.clear()
+                again = [delivery.place for _, delivery, _ in batch if delivery.place.raw > 1]
+                while again:
+                    try:
+                        await self._engine.books.read(again)
+                        break
+                    except (StoreConnectionError, StoreError) as error:
+                        logger.debug("cannot look up what came back: %s", error)
+                        await asyncio.sleep(AGAIN)
+                for lane, delivery, surplus in batch:
+                    if delivery.lost or self._engine.is_lost(delivery):
+                        self._engine.let_go(delivery)
+                        self._consumer.refund()
+                    elif surplus:
+                        self._consumer.refund()
+                        self._consumer.hand_back([delivery])
+                    else:
+                        self._admit(lane, delivery)
+        finally:
+            self._idle.set()
+
+    async def finish(self) -> None:
+        """Return when nothing is being looked up."""
+        await self._idle.wait()
+
+    # ------------------------------------------------------------------ one message
+    def _admit(self, lane: Lane, delivery: Delivery) -> None:
+        engine, place = self._engine, delivery.place
+        try:
+            envelope = decode(place.data)
+        except ValueError as error:
+            self._refuse(delivery, f"it cannot be read: {error}")
+            return
+        place.data = b""
+        message = envelope.message
+        place.first = envelope.first / 1000 or place.entered
+        place.before = envelope.before
+        if message.expires is not None:
+            place.ends = place.first + message.expires
+        spec = engine.queues.known(lane.queue)
+        if spec is not None and spec.message_ttl is not None:
+            place.ends = min(place.ends, place.entered + spec.message_ttl)
+        delivery.message = message
+        if place.ends != float("inf") and engine.streams.now() >= place.ends:
+            engine.expire(delivery, self._consumer)
+            self._consumer.refund()
+            return
+        if self._consumer.no_ack:
+            engine.settles.ack(place.reply)
+            delivery.settled = True
+        elif place.raw > 1 or envelope.before or envelope.returned:
+            delivery.redelivered = True
+            if self._judge(delivery, envelope):
+                return
+        self._consumer.admit(lane, delivery)
+
+    def _judge(self, delivery: Delivery, envelope: Envelope) -> bool:
+        """Count it; True when it is convicted of having killed its workers."""
+        engine, place = self._engine, delivery.place
+        book = place.book or Book()
+        delivery.count = max(1, envelope.before + place.raw - book.returns)
+        limit, lost = engine.queues.limit_of(delivery.queue), delivery.count - 1
+        if not limit or not lost:
+            return False
+        if book.lost_on_trial(place.raw) and lost >= limit and (book.alone or lost >= 2 * limit):
+            delivery.count = lost
+            self._refuse(delivery, f"delivery limit of {limit} reached: its worker died", book.trial)
+            return True
+        place.last = lost >= (limit - 2 if limit >= 4 else max(1, limit - 1))
+        return False
+
+    def _refuse(self, delivery: Delivery, reason: str, holder: str = "") -> None:
+        """To the dead letters, unseen."""
+        self._consumer.refund()
+        if self._consumer.no_ack:
+            self._engine.settles.ack(delivery.place.reply)
+            return
+        delivery.settled = True
+        self._engine.let_go(delivery)
+        self._engine.settles.put(Settle("dead", delivery, 0.0, reason, holder))

@@ -1,0 +1,141 @@
+"""Storing messages, each once: a publish without an answer is repeated with the same id, which the server recognizes
+for `duplicate_window` seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
+from ...message import Message, QueueSpec
+from .api import NOBODY, PAUSES, ApiError
+from .delays import delay_frame
+from .envelope import Envelope
+from .link import Frame, Reply
+from .streams import MESSAGE_TTL
+
+if TYPE_CHECKING:
+    from .engine import JetStreamEngine
+
+_SEQUENCE = re.compile(rb'"seq": ?(\d+)')
+_MESSAGE_ID = "Nats-Msg-Id"
+#: room for subject and headers in the server's limit of a message
+OVERHEAD = 1024
+
+
+class Publisher:
+    """Thread-safe."""
+
+    def __init__(self, engine: JetStreamEngine) -> None:
+        self._engine = engine
+        self.start()
+
+    def start(self) -> None:
+        """As a new producer."""
+        self._name = os.urandom(6).hex()
+        self._count = 0
+
+    def publish(self, queue: str, messages: Sequence[Message], create: bool) -> list[str]:
+        if not messages:
+            return []
+        for message in messages:
+            self._check_size(queue, message)
+        spec = self._engine.queues.learn(queue) if create else self._engine.queues.spec(queue)
+        if spec is None and not create and not self._engine.has_messages(queue):
+            return []
+        last = self._engine.steps[-1]
+        for step in {min(message.priority, last) for message in messages}:
+            self._engine.queues.tell_step(queue, step)
+        frames = [self._frame(queue, message, spec, last) for message in messages]
+        ids = self.send(queue, frames)
+        if spec is not None and spec.max_length:
+            self._engine.trim(queue, spec.max_length)
+        return ids
+
+    def _check_size(self, queue: str, message: Message) -> None:
+        size = len(message.body) + len(message.head)
+        most = self._engine.settings.max_message_size
+        if size > most:
+            raise MessageTooLarge(f"a message of {size} bytes for {queue!r} is over max_message_size ({most}); raise "
+                                  "the option or store the data elsewhere and send a reference")
+        server = self._engine.link.max_payload
+        if server and size + OVERHEAD > server:
+            raise MessageTooLarge(f"a message of {size} bytes for {queue!r} is over the server's max_payload ({server}, "
+                                  f"of which {OVERHEAD} are needed for its head); raise it in the server's "
+                                  "configuration or store the data elsewhere and send a reference")
+
+    def _frame(self, queue: str, message: Message, spec: QueueSpec | None, last: int) -> Frame:
+        engine = self._engine
+        step = max(0, min(message.priority, last))
+        if step != message.priority:
+            message = message._replace(priority=step)
+        self._count += 1
+        unique = f"{self._name}-{self._count}"
+        if message.delay > 0:
+            first = int(engine.streams.now() * 1000)
+            return delay_frame(engine, queue, step, message.delay, Envelope(message, first).encode(), unique)
+        headers = {_MESSAGE_ID: unique}
+        if message.expires is not None and engine.streams.known_level >= MESSAGE_TTL:
+            # whole seconds, 1 at least: consumers look at the exact time
+            headers["Nats-TTL"] = f"{max(1, int(message.expires) + 1)}s"
+        return Frame(self.subject(queue, step, spec), Envelope(message).encode(), "", headers)
+
+    def subject(self, queue: str, step: int, spec: QueueSpec | None) -> str:
+        names = self._engine.names
+        return names.ready(queue, step) if spec is None or spec.durable else names.brief(queue, step)
+
+    # ------------------------------------------------------------------ sending
+    def send(self, queue: str, frames: Sequence[Frame]) -> list[str]:
+        """Store all and return their sequences. Raises StoreError at once, StoreConnectionError after
+        `publish_timeout`."""
+        settings = self._engine.settings
+        end = time.monotonic() + settings.publish_timeout
+        found: list[str] = [""] * len(frames)
+        left = list(range(len(frames)))
+        problem: StoreConnectionError | None = None
+        for tries in range(1_000_000):
+            try:
+                timeout = max(0.1, min(settings.socket_timeout, end - time.monotonic()))
+                replies = self._engine.requests([frames[index] for index in left], timeout)
+            except StoreConnectionError as error:
+                if getattr(error, "final", False):
+                    raise
+                replies, problem = [], error
+            again = left if not replies else []
+            for index, reply in zip(left, replies, strict=False):
+                try:
+                    found[index] = self._sequence(queue, frames[index], reply)
+                except StoreConnectionError as error:
+                    again.append(index)
+                    problem = error
+            left = again
+            if not left:
+                return found
+            pause = PAUSES[min(tries, len(PAUSES) - 1)]
+            if time.monotonic() + pause >= end:
+                break
+            time.sleep(pause)
+            self._engine.check_streams(frames[left[0]].subject, queue)
+        raise problem or StoreConnectionError("the store did not answer in time")
+
+    def _sequence(self, queue: str, frame: Frame, reply: Reply | None) -> str:
+        if reply is None:
+            raise StoreConnectionError("the store did not confirm a publish in time")
+        if reply.status == 503:
+            self._engine.forget_streams(frame.subject, queue)
+            raise StoreUnavailable(NOBODY)
+        found = _SEQUENCE.search(reply.data) if reply.data.startswith(b'{"stream"') else None
+        if found:
+            return found[1].decode()
+        try:
+            error = json.loads(reply.data)["error"]
+            code, text = int(error.get("err_code", 0)), str(error.get("description", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise StoreError(f"unexpected answer to a publish to {queue!r}: {reply.data[:200]!r}") from None
+        if code in (10077, 10047, 10023, 10028, 10008, 10009, 10118) or "maximum" in text:
+            raise StoreUnavailable(f"the store takes nothing for {queue!r} now: {text} (error {code})")
+        raise ApiError(f"publish to {queue!r}", code, text)

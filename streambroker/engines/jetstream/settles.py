@@ -1,0 +1,189 @@
+"""Settlements: queued from any thread, sent by the link's own.
+
+Acks are single frames that nobody answers; the last ones before a break are sent again after it, which changes nothing
+where they had arrived. What gives a message back first says so in the holder's record and in the book, then tells the
+server: a crash between leaves the message with its lease.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ...errors import StoreConnectionError, StoreError
+from ...message import Delivery
+from .delays import delay_frame
+from .envelope import Envelope
+from .graves import grave_frame
+from .link import Frame
+
+if TYPE_CHECKING:
+    from .engine import JetStreamEngine
+
+logger = logging.getLogger(__name__)
+
+ACK, NAK, TERM, BUSY = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
+#: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
+WINDOW, WINDOW_TIME = 4, 0.005
+#: acks of so many seconds are sent again after a break
+DOUBTFUL = 5.0
+#: pause before settlements are tried again that the store did not take
+AGAIN = 0.5
+
+
+class Settle(NamedTuple):
+    """`mode` is back, nack, later, dead or pass (back, and not to us at once)."""
+
+    mode: str
+    delivery: Delivery
+    delay: float = 0.0
+    reason: str = ""
+    holder: str = ""
+
+
+class Settles:
+    """Of one engine."""
+
+    def __init__(self, engine: JetStreamEngine) -> None:
+        self._engine = engine
+        self.start()
+
+    def start(self) -> None:
+        self._acks: deque[Frame] = deque()
+        self._since = 0.0
+        self._armed = False
+        self._sent: deque[tuple[float, Frame]] = deque(maxlen=5000)
+        self._waiting: deque[Settle] = deque()
+        self._busy = False
+
+    def __len__(self) -> int:
+        return len(self._acks) + len(self._waiting) + self._busy
+
+    # ------------------------------------------------------------------ acks, any thread
+    def ack(self, reply: str) -> None:
+        self._acks.append(Frame(reply, ACK))
+        if len(self._acks) >= WINDOW:
+            self.send_acks()
+        elif not self._armed:
+            self._armed = True
+            self._engine.link.call_soon(self._arm)
+
+    def _arm(self) -> None:
+        self._engine.link.call_later(WINDOW_TIME, self.send_acks)
+
+    def send_acks(self) -> None:
+        """All that wait, unless the link is broken."""
+        self._armed = False
+        frames = []
+        try:
+            while True:
+                frames.append(self._acks.popleft())
+        except IndexError:
+            pass
+        if not frames:
+            return
+        if self._engine.link.post(frames):
+            now = time.monotonic()
+            self._sent.extend((now, frame) for frame in frames)
+        else:
+            self._acks.extendleft(reversed(frames))
+
+    def reconnected(self) -> None:
+        """In the link's thread."""
+        start = time.monotonic() - DOUBTFUL
+        again = [frame for when, frame in list(self._sent) if when >= start]
+        if again:
+            self._engine.link.post(again)
+        self.send_acks()
+        self._kick()
+
+    def last_acks(self) -> list[Frame]:
+        """The newest of each consumer in the last second: an answer to one of them tells that all before are done."""
+        start, newest = time.monotonic() - 1.0, {}
+        for when, frame in list(self._sent):
+            if when >= start:
+                newest[frame.subject.rsplit(".", 5)[0]] = frame
+        return list(newest.values())
+
+    # ------------------------------------------------------------------ the others, any thread
+    def put(self, settle: Settle) -> None:
+        self._waiting.append(settle)
+        self._engine.link.call_soon(self._kick)
+
+    def _kick(self) -> None:
+        if self._waiting and not self._busy and self._engine.link.connected:
+            self._busy = True
+            self._engine.link.spawn(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch = []
+                while self._waiting and len(batch) < 500:
+                    batch.append(self._waiting.popleft())
+                try:
+                    await self._settle(batch)
+                except (StoreConnectionError, StoreError) as error:
+                    self._waiting.extendleft(reversed(batch))
+                    self._engine.chores.report(f"settlements wait: {error}")
+                    self._engine.link.call_later(AGAIN, self._kick)
+                    return
+        finally:
+            self._busy = False
+
+    async def _settle(self, batch: list[Settle]) -> None:
+        """All of it may be repeated: what was given back has left `batch`'s caller only when this returns."""
+        engine = self._engine
+        batch.sort(key=lambda settle: settle.delivery.place.key)
+        if any(settle.delivery.place.recorded for settle in batch):
+            await engine.watch.write_record()
+        books = []
+        for settle in batch:
+            place = settle.delivery.place
+            if settle.mode in ("back", "pass"):
+                bounces = (place.book.bounces if place.book else 0) + (settle.mode == "pass")
+                books.append(engine.books.frame(
+                    place, returns=(place.book.returns if place.book else 0) + 1, trial="", bounces=bounces))
+            elif settle.mode == "nack" and place.book is not None and place.book.trial:
+                books.append(engine.books.frame(place, trial=""))
+        if books:
+            await engine.books.write(books)
+        for settle in batch:
+            if settle.mode == "dead":
+                await self.bury(settle)
+            elif settle.mode == "later":
+                await self._move(settle)
+        done = time.monotonic()
+        frames = [Frame(settle.delivery.place.reply, NAK if settle.delay <= 0 else
+                        b'-NAK {"delay": %d}' % int(settle.delay * 1e9))
+                  for settle in batch if settle.mode in ("back", "pass", "nack")]
+        if frames and not engine.link.post(frames):
+            raise StoreConnectionError("the link broke")
+        logger.debug("settled %d in %.3f s", len(batch), time.monotonic() - done)
+
+    async def bury(self, settle: Settle) -> None:
+        """To the dead letters; from the queue only when it is stored there."""
+        engine, delivery = self._engine, settle.delivery
+        await engine.streams.aensure(engine.names.dead)
+        await engine.store(grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name),
+                           engine.names.dead)
+        if not engine.link.post([Frame(delivery.place.reply, TERM)]):
+            raise StoreConnectionError("the link broke")
+        engine.books.close(delivery.place)
+        engine.buried(delivery.queue)
+
+    async def _move(self, settle: Settle) -> None:
+        """A copy that waits takes its place; the id of the copy keeps a repetition from storing it twice."""
+        engine, delivery = self._engine, settle.delivery
+        place = delivery.place
+        envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
+        unique = f"later-{place.sequence}-{place.raw}"
+        frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope.encode(), unique)
+        await engine.store(frame, engine.names.stream(delivery.queue), delivery.queue)
+        if not engine.link.post([Frame(place.reply, ACK)]):
+            raise StoreConnectionError("the link broke")
+        engine.books.close(place)
+
+
