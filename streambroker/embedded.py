@@ -3,37 +3,39 @@
     with EmbeddedValkey(directory) as server:      # port=0 takes a free one; leaving the block ends it
         print(server.url)                          # redis-streams://127.0.0.1:PORT/0
 
-    EmbeddedValkey(directory, port=6380).serve_forever(lambda server: print(server.url))    # until SIGTERM or SIGINT
+    EmbeddedNats(directory, port=4222).serve_forever(lambda server: print(server.url))    # until SIGTERM or SIGINT
 """
 
 from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import logging
-import os
-import random
 import shutil
 import signal
 import socket
-import subprocess
 import sysconfig
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO
+from typing import TypeVar
 
-from .errors import ConfigurationError, StoreUnavailable
+from .childserver import ServerProcess, free_port
+from .errors import ConfigurationError
+
+__all__ = ["EmbeddedNats", "EmbeddedServer", "EmbeddedValkey", "ServerProcess", "answers_info", "answers_ping",
+           "free_port", "nats_binary", "valkey_binary"]
 
 logger = logging.getLogger(__name__)
 
 _INSTALL = "pip install 'streambroker[embedded]'"
-#: below the ephemeral ports: a client that retries a closed ephemeral port may connect to itself
-_PORTS = range(20000, 30000)
-#: reads until the parent is gone, however it went, then ends the server (a stopped one too) and what it started
-_WATCHER = 'read -r _; kill -TERM "$1"; kill -CONT "$1"; sleep 10; kill -KILL -- "-$1"'
+#: bytes of one message; the server's own default is 1 MiB, its advice at most 8
+_NATS_PAYLOAD = 8 * 1024 * 1024
+
+
+_S = TypeVar("_S", bound="EmbeddedServer")
 
 
 def valkey_binary() -> Path:
@@ -53,21 +55,6 @@ def nats_binary() -> Path:
     raise ConfigurationError(f"the embedded NATS server is not installed: {_INSTALL}")
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, outside of the ephemeral range."""
-    choice = random.SystemRandom()
-    for _ in range(1000):
-        port = choice.choice(_PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
-    raise StoreUnavailable(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
-
-
 def answers_ping(address: tuple[str, int] | str, timeout: float = 1.0) -> bool:
     """Whether a Redis or Valkey at (host, port) or at a unix socket's path is up and loaded; a demand for
     authentication counts as up."""
@@ -82,139 +69,44 @@ def answers_ping(address: tuple[str, int] | str, timeout: float = 1.0) -> bool:
             return False
 
 
-class ServerProcess:
-    """A server as a child in a session of its own, its output in a log file.
-
-    It goes when this process goes, also by SIGKILL: a watching shell waits for the end of a pipe. Methods may be called
-    from any thread, one at a time.
-    """
-
-    def __init__(self, argv: Sequence[str | Path], *, log: Path, ready: Callable[[], bool],
-                 env: Mapping[str, str] | None = None) -> None:
-        self.argv = [str(part) for part in argv]
-        self.log = log
-        self._ready = ready
-        self._env = dict(os.environ, **(env or {}))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watcher: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id. Raises StoreUnavailable when it was never started."""
-        return self._started().pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, timeout: float = 20.0, *, keep: IO[str] | None = None) -> None:
-        """Start it and return when it serves. Raises StoreUnavailable with the end of its log when it does not within
-        `timeout` seconds. The file `keep` stays open in the server for as long as it lives."""
-        if not self.alive:
-            self.launch(keep=keep)
-            self.wait_ready(timeout)
-
-    def launch(self, *, keep: IO[str] | None = None) -> None:
-        """Start it and do not wait."""
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._env,
-                start_new_session=True, pass_fds=(keep.fileno(),) if keep else ())
-        self._watcher = subprocess.Popen(
-            ["/bin/sh", "-c", _WATCHER, "sh", str(self._process.pid)], stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-    def wait_ready(self, timeout: float = 20.0) -> None:
-        """Return when it serves. Otherwise, after `timeout` seconds or at its end, kill it and raise StoreUnavailable
-        with the end of its log."""
-        end = time.monotonic() + timeout
-        while not self._ready():
-            try:
-                self._started().wait(0.02)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() < end:
-                    continue
-            self.kill()
-            raise StoreUnavailable(f"{self.argv[0]} did not start: {self.log_end() or 'no output'}")
-
-    def stop(self, timeout: float = 10.0) -> int:
-        """Ask it to end (SIGTERM: it saves first), kill it after `timeout` seconds; its exit code."""
-        if self.alive:
-            self.signal(signal.SIGTERM)
-            self.signal(signal.SIGCONT)
-            try:
-                self._started().wait(timeout)
-            except subprocess.TimeoutExpired:
-                logger.warning("%s did not end within %s s and is killed", self.argv[0], timeout)
-        return self.kill()
-
-    def kill(self) -> int:
-        """SIGKILL; its exit code. Also fine when it is gone."""
-        process = self._started()
-        if self._watcher is not None:
-            # before the server is reaped: its process id must not be anybody else's when the watcher acts
-            self._watcher.kill()
-            self._watcher.communicate()
-            self._watcher = None
-        process.kill()
-        return process.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when it is gone."""
-        self._started().send_signal(number)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it ended. Raises subprocess.TimeoutExpired."""
-        return self._started().wait(timeout)
-
-    def log_end(self, lines: int = 5) -> str:
-        """The last lines of its log."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.strip().splitlines()[-lines:])
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise StoreUnavailable(f"{self.argv[0]} was not started")
-        return self._process
+def answers_info(address: tuple[str, int], timeout: float = 1.0) -> bool:
+    """Whether a nats-server with JetStream at (host, port) is up and has its streams; without TLS on connect."""
+    with socket.socket() as link:
+        link.settimeout(timeout)
+        try:
+            link.connect(address)
+            with link.makefile("rb") as lines:
+                word, _, text = lines.readline(65536).partition(b" ")
+            return word == b"INFO" and bool(json.loads(text).get("jetstream"))
+        except (OSError, ValueError):
+            return False
 
 
-class EmbeddedValkey:
-    """A durable Valkey (append-only file, nothing evicted) on 127.0.0.1.
+class EmbeddedServer:
+    """A durable server on 127.0.0.1 with a directory for its data, made when missing; a second server on the same
+    directory is refused. The kinds are below."""
 
-    `directory` holds its data, made when missing; a second server on the same directory is refused. `port=0` takes a
-    free one. `fsync`: `everysec` may lose the last second when the machine dies (not when the server dies), `always`
-    loses nothing. Raises ConfigurationError when the extra is missing or the directory is in use.
-    """
-
-    def __init__(self, directory: Path | str, *, port: int = 0, fsync: str = "everysec",
-                 arguments: Sequence[str] = ()) -> None:
-        if fsync not in ("everysec", "always"):
-            raise ConfigurationError(f"fsync: {fsync!r} is none of everysec, always")
+    def __init__(self, directory: Path | str, port: int) -> None:
         self.directory = Path(directory).absolute()
         self.port = port or free_port()
-        binary = valkey_binary()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.process = ServerProcess(
-            [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--dir", self.directory, "--save", "",
-             "--appendonly", "yes", "--appendfsync", fsync, "--maxmemory-policy", "noeviction", *arguments],
-            log=self.directory / "valkey.log", ready=lambda: answers_ping(("127.0.0.1", self.port)))
+        self.process: ServerProcess
 
     @property
     def url(self) -> str:
-        """Broker URL of database 0."""
-        return f"redis-streams://127.0.0.1:{self.port}/0"
+        """For a broker."""
+        raise NotImplementedError
 
     @property
     def result_url(self) -> str:
-        """URL of database 1 for a result backend of the framework."""
-        return f"redis://127.0.0.1:{self.port}/1"
+        """For a result backend of the framework."""
+        raise NotImplementedError
 
-    def start(self) -> EmbeddedValkey:
+    def start(self: _S) -> _S:
         """Start and wait until it serves. Raises ConfigurationError when the port or the directory is in use,
         StoreUnavailable with the server's own words otherwise."""
         if self.process.alive:
             return self
-        if answers_ping(("127.0.0.1", self.port)):
+        if _listens(self.port):
             raise ConfigurationError(f"port {self.port} is in use by another server; choose another one")
         # the server inherits the lock, so it is held as long as anything may write there
         with (self.directory / "lock").open("w") as lock:
@@ -223,8 +115,12 @@ class EmbeddedValkey:
             except OSError as error:
                 raise ConfigurationError(
                     f"{self.directory} belongs to a running server; stop that or choose another directory") from error
+            self.configure()
             self.process.start(keep=lock)
         return self
+
+    def configure(self) -> None:
+        """Write what the server reads at its start; called while the directory is ours."""
 
     def stop(self) -> None:
         """End it; what it stored stays in the directory."""
@@ -236,7 +132,7 @@ class EmbeddedValkey:
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def serve_forever(self, announce: Callable[[EmbeddedValkey], None]) -> int:
+    def serve_forever(self: _S, announce: Callable[[_S], None]) -> int:
         """Start when needed, call `announce` (print the URL there), and block the main thread until SIGINT, SIGTERM or
         the server's own end; then end it. Returns 0, or the exit code of a server that failed. Raises as `start`."""
         over = threading.Event()
@@ -265,9 +161,85 @@ class EmbeddedValkey:
         logger.error("the embedded server ended by itself: %s", self.process.log_end())
         return self.process.kill() or 1
 
-    def __enter__(self) -> EmbeddedValkey:
+    def __enter__(self: _S) -> _S:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.stop()
+
+
+class EmbeddedValkey(EmbeddedServer):
+    """Valkey with an append-only file that evicts nothing.
+
+    `port=0` takes a free one. `fsync`: `everysec` may lose the last second when the machine dies (not when the server
+    dies), `always` loses nothing. Raises ConfigurationError when the extra is missing.
+    """
+
+    def __init__(self, directory: Path | str, *, port: int = 0, fsync: str = "everysec",
+                 arguments: Sequence[str] = ()) -> None:
+        _check_fsync(fsync)
+        super().__init__(directory, port)
+        binary = valkey_binary()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.process = ServerProcess(
+            [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--dir", self.directory, "--save", "",
+             "--appendonly", "yes", "--appendfsync", fsync, "--maxmemory-policy", "noeviction", *arguments],
+            log=self.directory / "valkey.log", ready=lambda: answers_ping(("127.0.0.1", self.port)))
+
+    @property
+    def url(self) -> str:
+        """Broker URL of database 0."""
+        return f"redis-streams://127.0.0.1:{self.port}/0"
+
+    @property
+    def result_url(self) -> str:
+        """URL of database 1 for a result backend of the framework."""
+        return f"redis://127.0.0.1:{self.port}/1"
+
+
+class EmbeddedNats(EmbeddedServer):
+    """nats-server with JetStream on disk.
+
+    `port=0` takes a free one. `fsync`: with `always` every message is on the disk before its publisher hears of it; a
+    stock server writes it to the disk within two minutes, and a crash of the machine (not of the server) costs those;
+    `everysec` the last second. Messages may have 8 MiB. Raises ConfigurationError when the extra is missing.
+    """
+
+    def __init__(self, directory: Path | str, *, port: int = 0, fsync: str = "always",
+                 arguments: Sequence[str] = ()) -> None:
+        _check_fsync(fsync)
+        super().__init__(directory, port)
+        binary = nats_binary()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.fsync = fsync
+        self.configuration = self.directory / "nats.conf"
+        self.process = ServerProcess(
+            [binary, "--config", self.configuration, *arguments], log=self.directory / "nats.log",
+            ready=lambda: answers_info(("127.0.0.1", self.port)))
+
+    def configure(self) -> None:
+        self.configuration.write_text(
+            f"listen: 127.0.0.1:{self.port}\nmax_payload: {_NATS_PAYLOAD}\n"
+            f"jetstream {{\n  store_dir: {json.dumps(str(self.directory))}\n"
+            f"  sync_interval: {'always' if self.fsync == 'always' else '1s'}\n}}\n")
+
+    @property
+    def url(self) -> str:
+        return f"jetstream://127.0.0.1:{self.port}"
+
+    @property
+    def result_url(self) -> str:
+        """The same server keeps results."""
+        return self.url
+
+
+def _check_fsync(fsync: str) -> None:
+    if fsync not in ("everysec", "always"):
+        raise ConfigurationError(f"fsync: {fsync!r} is none of everysec, always")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as link:
+        link.settimeout(1.0)
+        return link.connect_ex(("127.0.0.1", port)) == 0

@@ -7,13 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ..embedded import EmbeddedValkey
+from ..embedded import EmbeddedNats, EmbeddedServer, EmbeddedValkey
 from .failures import FAILED, OK, CommandError
 from .options import wants_json
 from .output import print_json
 from .parsing import Commands, add_command, add_group
 
-_PORT = 6379
 _DIRECTORY = Path("streambroker-data")
 
 
@@ -23,16 +22,33 @@ def add(commands: Commands) -> None:
         streambroker serve redis
         streambroker serve redis --port 0 --dir /var/lib/jobs --fsync always
         """, store=False)
-    valkey.add_argument("--port", type=port, default=_PORT, help=f"0 takes a free one; default: {_PORT}")
-    valkey.add_argument("--dir", type=Path, default=_DIRECTORY, metavar="DIRECTORY",
-                       help=f"where the data stays, made when missing; default: ./{_DIRECTORY}")
-    valkey.add_argument("--fsync", choices=("everysec", "always"), default="everysec",
-                       help="when data reaches the disk: a crash of the machine (not of the server) costs at most the "
-                            "last second, or nothing; default: everysec")
+    _add_options(valkey, port=6379, fsync="everysec")
+    nats = add_command(serve, "jetstream", "run the embedded nats-server until Ctrl-C or SIGTERM", run_jetstream, """
+        streambroker serve jetstream
+        streambroker serve jetstream --port 0 --dir /var/lib/jobs
+        """, store=False)
+    _add_options(nats, port=4222, fsync="always")
+
+
+def _add_options(command: argparse.ArgumentParser, *, port: int, fsync: str) -> None:
+    command.add_argument("--port", type=_port, default=port, help=f"0 takes a free one; default: {port}")
+    command.add_argument("--dir", type=Path, default=_DIRECTORY, metavar="DIRECTORY",
+                         help=f"where the data stays, made when missing; default: ./{_DIRECTORY}")
+    command.add_argument("--fsync", choices=("everysec", "always"), default=fsync,
+                         help="when data reaches the disk: a crash of the machine (not of the server) costs at most "
+                              f"the last second, or nothing; default: {fsync}")
 
 
 def run_redis(args: argparse.Namespace) -> int:
-    def announce(server: EmbeddedValkey) -> None:
+    return _serve(args, EmbeddedValkey)
+
+
+def run_jetstream(args: argparse.Namespace) -> int:
+    return _serve(args, EmbeddedNats)
+
+
+def _serve(args: argparse.Namespace, kind: type[EmbeddedValkey] | type[EmbeddedNats]) -> int:
+    def announce(server: EmbeddedServer) -> None:
         if wants_json(args):
             print_json({"url": server.url, "result_url": server.result_url, "directory": str(server.directory),
                         "pid": server.process.pid})
@@ -44,7 +60,7 @@ def run_redis(args: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     _make(args.dir)
-    server = EmbeddedValkey(args.dir, port=args.port, fsync=args.fsync)
+    server = kind(args.dir, port=args.port, fsync=args.fsync)
     return FAILED if server.serve_forever(announce) else OK
 
 
@@ -57,7 +73,7 @@ def _make(directory: Path) -> None:
         raise CommandError(f"{directory} cannot hold the data: {error.strerror}. Choose another with --dir.") from error
 
 
-def port(text: str) -> int:
+def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number <= 65535:
         raise ValueError("no port")
