@@ -14,6 +14,7 @@ from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from streambroker.testing.faults import Proxy
+from streambroker.testing.natsserver import NatsServer, available_nats_kinds
 from streambroker.testing.servers import RedisServer, available_kinds
 
 _VERSIONS = pytest.StashKey[dict[str, str]]()
@@ -33,6 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`kind` is each kind of --server, `every_kind` each kind that is here."""
     if "every_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_kind", available_kinds())
+    if "every_nats_kind" in metafunc.fixturenames:
+        metafunc.parametrize("every_nats_kind", available_nats_kinds())
     if "kind" in metafunc.fixturenames:
         asked = metafunc.config.getoption("--server") or ["valkey"]
         # of the session's scope, so that fixtures of a module can ask for it
@@ -67,6 +70,22 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RedisSer
     def get(kind: str) -> RedisServer:
         if kind not in running:
             running[kind] = RedisServer(kind).start()
+            request.config.stash[_VERSIONS][kind] = running[kind].version()
+        return running[kind]
+
+    yield get
+    for server in running.values():
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def nats_servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], NatsServer]]:
+    """The shared nats-server of a kind, started at its first use. Tests keep apart by `prefix`."""
+    running: dict[str, NatsServer] = {}
+
+    def get(kind: str) -> NatsServer:
+        if kind not in running:
+            running[kind] = NatsServer(kind, max_payload=8 << 20).start()
             request.config.stash[_VERSIONS][kind] = running[kind].version()
         return running[kind]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ..errors import ConfigurationError
-from ..settings import IGNORED, Settings
+from ..settings import IGNORED, JetStreamSettings, Settings
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -41,6 +41,12 @@ REDIS_CLIENT = frozenset({
     "username", "password", "credential_provider", "socket_keepalive_options", "db", "ssl", "ssl_ca_certs",
     "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname",
     "ssl_ciphers", "ssl_min_version"})
+
+#: the same of NATS
+NATS_CLIENT = frozenset({
+    "servers", "token", "user", "password", "nkeys_seed", "nkeys_seed_str", "user_credentials", "inbox_prefix",
+    "tls_handshake_first", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile",
+    "ssl_keyfile", "ssl_password", "ssl_check_hostname"})
 
 _warned: set[str] = set()
 
@@ -92,16 +98,42 @@ def redis_endpoint(connection: Connection) -> Endpoint:
     return Endpoint(url, options, adapter)
 
 
+def jetstream_endpoint(connection: Connection) -> Endpoint:
+    """Endpoint of the JetStream engine. The alternates of a failover list are servers of one cluster: the engine goes
+    from one to the next by itself. Raises ConfigurationError."""
+    options, adapter = split_options(connection.transport_options, NATS_CLIENT, JetStreamSettings)
+    if "socket_connect_timeout" not in options and connection.connect_timeout:
+        options["socket_connect_timeout"] = connection.connect_timeout
+    tls = connection.ssl
+    if isinstance(tls, Mapping):
+        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
+    if (connection.virtual_host or "/").strip("/"):
+        raise ConfigurationError("a jetstream:// URL has no path; use the transport option prefix to keep applications "
+                                 "apart")
+    host = connection.hostname or "localhost"
+    secure = bool(tls) or connection.transport_cls == "jetstream-tls"
+    place = f"[{host}]" if ":" in host else host
+    login = _login(connection.userid, connection.password)
+    if connection.userid and not connection.password:
+        login = f"{quote(connection.userid, safe='')}@"
+    url = f"{'jetstream-tls' if secure else 'jetstream'}://{login}{place}:{connection.port or 4222}"
+    others = [other for other in connection.alt if other and urlsplit(other).hostname]
+    if len(others) > 1 and "servers" not in options:
+        options["servers"] = others
+    return Endpoint(url, options, adapter)
+
+
 def memory_endpoint(connection: Connection) -> Endpoint:
     options, adapter = split_options(connection.transport_options, frozenset())
     return Endpoint(f"memory://{connection.hostname or 'default'}", options, adapter)
 
 
-def split_options(given: Mapping[str, Any], client: frozenset[str]) -> tuple[dict[str, Any], KombuOptions]:
+def split_options(given: Mapping[str, Any], client: frozenset[str],
+                  kind: type[Settings] = Settings) -> tuple[dict[str, Any], KombuOptions]:
     """(options for the engine, options for the adapter). A name that nobody knows is logged once and left out, since
     one set of transport options often serves several transports; a value that cannot be used raises
     ConfigurationError."""
-    known = frozenset(_engine_names()) | client
+    known = frozenset(_engine_names(kind)) | client
     engine: dict[str, Any] = {}
     adapter: dict[str, Any] = {}
     own = {field.name: field for field in dataclasses.fields(KombuOptions)}
@@ -118,8 +150,8 @@ def split_options(given: Mapping[str, Any], client: frozenset[str]) -> tuple[dic
     return engine, KombuOptions(**adapter)
 
 
-def _engine_names() -> Iterator[str]:
-    for field in dataclasses.fields(Settings):
+def _engine_names(kind: type[Settings]) -> Iterator[str]:
+    for field in dataclasses.fields(kind):
         yield field.name
         yield from field.metadata["aliases"]
     yield from IGNORED

@@ -16,7 +16,7 @@ from .. import __version__
 from ..errors import AuthenticationError, Closed, StoreConnectionError, StreambrokerError
 from . import failures
 from .channel import Channel as _Channel
-from .conninfo import Endpoint, memory_endpoint, redis_endpoint
+from .conninfo import Endpoint, jetstream_endpoint, memory_endpoint, redis_endpoint
 from .feeds import Feed
 from .getter import Getter
 from .live import LiveQueues
@@ -302,6 +302,16 @@ class RedisStreamsTransport(Transport):
 
     def endpoint(self) -> Endpoint:
         return redis_endpoint(self.client)
+
+
+class JetStreamTransport(Transport):
+    """`jetstream://`, `jetstream-tls://` (verified unless told otherwise)."""
+
+    default_port = 4222
+    driver_name = "streambroker jetstream"
+
+    def endpoint(self) -> Endpoint:
+        return jetstream_endpoint(self.client)
 
 
 class MemoryTransport(Transport):

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
-from .link import Frame, Link, Reply
+from .frames import Frame, Reply
+from .link import Link
 
 if TYPE_CHECKING:
     from ...settings import JetStreamSettings

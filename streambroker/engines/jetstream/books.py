@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError
 from .api import ApiError
-from .link import Frame
+from .frames import Frame
 from .streams import MESSAGE_TTL
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .link import Frame, Reply
+from .frames import Frame, Reply
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine

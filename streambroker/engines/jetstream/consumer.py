@@ -12,9 +12,9 @@ from ...errors import Closed, StoreConnectionError
 from ...message import Delivery
 from ...real import Wakeup, make_lock
 from .choice import Choice
+from .frames import Reply
 from .intake import Intake
 from .lane import Lane
-from .link import Reply
 from .pull import Pull
 from .settles import Settle
 
@@ -170,7 +170,7 @@ class JetStreamConsumer:
             self._engine.ping()
         while sweep is not None and not sweep.done and time.monotonic() < deadline:
             self._wait(0.2)
-        self._engine.settle_in_loop(self._intake.settled)
+        self._engine.settle_in_loop(self._intake.finish)
         return self._take(limit, ask=False)
 
     def _take(self, limit: int, *, ask: bool = True) -> list[Delivery]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,9 +25,9 @@ from .books import Books
 from .census import Census, take_census
 from .consumer import JetStreamConsumer
 from .delays import LateRelay
+from .frames import Frame, Reply
 from .holder import Holder, Trial
 from .inspector import JetStreamInspector
-from .frames import Frame, Reply
 from .link import Link
 from .names import Names
 from .publisher import Publisher

@@ -12,9 +12,9 @@ from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery, Message
 from .books import Book
 from .envelope import Envelope, decode
+from .frames import Reply
 from .holder import Place
 from .lane import Lane
-from .link import Reply
 from .settles import Settle
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class Intake:
         first = 4 if len(parts) == 9 else 6
         now = time.monotonic()
         return Place(
-            lane.stream, lane.durable, int(parts[first + 1]), int(parts[first]), reply.reply, int(parts[first + 3]) / 1e9,
-            self._consumer, lane.step, lane.lease, now, now, data=reply.data)
+            lane.stream, lane.durable, int(parts[first + 1]), int(parts[first]), reply.reply,
+            int(parts[first + 3]) / 1e9, self._consumer, lane.step, lane.lease, now, now, data=reply.data)
 
     async def _work(self) -> None:
         try:

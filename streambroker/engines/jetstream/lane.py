@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from ...message import Delivery
 from .api import CONSUMER_EXISTS, ApiError
-from .link import Frame, Listener, Reply
+from .frames import Frame, Reply
+from .link import Listener
 from .streams import NANO
 
 if TYPE_CHECKING:

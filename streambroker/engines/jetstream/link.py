@@ -102,6 +102,10 @@ class Link:
         """A subject that nobody else listens to."""
         return f"{self.address.inbox_prefix}.{secrets.token_hex(11)}"
 
+    def failure(self) -> Exception:
+        """Why there is no connection."""
+        return self._connection.failure()
+
     # --- from any thread but the loop's
 
     def open(self, timeout: float) -> None:

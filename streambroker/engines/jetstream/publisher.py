@@ -15,7 +15,7 @@ from ...message import Message, QueueSpec
 from .api import NOBODY, PAUSES, ApiError
 from .delays import delay_frame
 from .envelope import Envelope
-from .link import Frame, Reply
+from .frames import Frame, Reply
 from .streams import MESSAGE_TTL
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Publisher:
                                   "the option or store the data elsewhere and send a reference")
         server = self._engine.link.max_payload
         if server and size + OVERHEAD > server:
-            raise MessageTooLarge(f"a message of {size} bytes for {queue!r} is over the server's max_payload ({server}, "
-                                  f"of which {OVERHEAD} are needed for its head); raise it in the server's "
+            raise MessageTooLarge(f"a message of {size} bytes for {queue!r} is over the server's max_payload "
+                                  f"({server}, of which {OVERHEAD} are needed for its head); raise it in the server's "
                                   "configuration or store the data elsewhere and send a reference")
 
     def _frame(self, queue: str, message: Message, spec: QueueSpec | None, last: int) -> Frame:

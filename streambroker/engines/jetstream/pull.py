@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError
+from .frames import Reply
 from .lane import Lane
-from .link import Reply
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine

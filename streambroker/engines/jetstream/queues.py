@@ -1,5 +1,5 @@
-"""What queues there are, and how each behaves. Durable ones are rows of a shared table, a transient one is a consumer of
-the interest stream: while it is there messages are kept for it, and the server removes both when its time is over.
+"""What queues there are, and how each behaves. Durable ones are rows of a shared table, a transient one is a consumer
+of the interest stream: while it is there messages are kept for it, and the server removes both when its time is over.
 """
 
 from __future__ import annotations

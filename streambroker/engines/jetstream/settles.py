@@ -16,8 +16,8 @@ from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery
 from .delays import delay_frame
 from .envelope import Envelope
+from .frames import Frame
 from .graves import grave_frame
-from .link import Frame
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -120,7 +120,7 @@ class Settles:
     async def _work(self) -> None:
         try:
             while self._waiting:
-                batch = []
+                batch: list[Settle] = []
                 while self._waiting and len(batch) < 500:
                     batch.append(self._waiting.popleft())
                 try:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery
 from .api import WRONG_SEQUENCE, ApiError
-from .link import Frame, Listener, Reply
+from .frames import Frame, Reply
+from .link import Listener
 from .names import untoken
 from .settles import BUSY, NAK
 from .streams import NANO, posix
@@ -199,8 +200,8 @@ class Watch:
         engine = self._engine
         found = await self.read_record(engine.holder.name)
         if found is not None and found[0].get("gone"):
-            engine.chores.report("this process was taken for dead, its messages went to others; it goes on under another "
-                                 "name")
+            engine.chores.report("this process was taken for dead, its messages went to others; it goes on under "
+                                 "another name")
             engine.holder.rename()
             for listener in self._listeners:
                 listener.close()
