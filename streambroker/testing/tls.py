@@ -22,11 +22,18 @@ class Authority:
     """A certificate authority for a test, its files in `folder`: `ca_file`, `client_file` (certificate and key)."""
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._ca = trustme.CA()
         self.ca_file = folder / "ca.pem"
         self.client_file = folder / "client.pem"
         self._ca.cert_pem.write_to_path(str(self.ca_file))
         self._ca.issue_cert("client@example.org").private_key_and_cert_chain_pem.write_to_path(str(self.client_file))
+
+    def server_file(self, name: str) -> Path:
+        """Certificate and key of a server called `name`."""
+        path = self._folder / f"{name}.pem"
+        self._ca.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
+        return path
 
     def server_context(self, name: str, *, ask_client: bool = False) -> ssl.SSLContext:
         """For a server called `name`; with `ask_client` clients must show a certificate of this authority."""

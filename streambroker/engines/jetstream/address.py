@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ SCHEMES = frozenset({"jetstream", "nats", "jetstream-tls", "tls"})
 _TLS = frozenset({"jetstream-tls", "tls"})
 _REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _PORT = 4222
-_CREDENTIALS_MARK = "BEGIN NATS USER JWT"
+_TOKEN_MARK, _SEED_MARK = "BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,14 @@ class Address:
         self._ssl = {name: value for name, value in known.items() if name.startswith("ssl_")}
 
     def login(self) -> dict[str, Any]:
-        """Options of nats-py that log in. Raises ConfigurationError when a file is not there or cannot be read."""
-        for name in ("nkeys_seed", "user_credentials"):
-            given = self._login.get(name, ())
-            for path in (given,) if isinstance(given, (str, os.PathLike)) else given:
-                _check_readable(name, path)
-        return dict(self._login)
+        """What logs in, each a text: `user` and `password`, `token`, `nkeys_seed_str` or `user_credentials` (what such
+        a file holds). Files are read each time. Raises ConfigurationError when one cannot be used."""
+        login = dict(self._login)
+        if "nkeys_seed" in login:
+            login["nkeys_seed_str"] = _read("nkeys_seed", login.pop("nkeys_seed"))
+        if "user_credentials" in login:
+            login["user_credentials"] = _read_credentials(login["user_credentials"])
+        return login
 
     def context(self) -> ssl.SSLContext | None:
         """TLS as asked for, verifying unless told otherwise; None for a plain address without any TLS option. Raises
@@ -170,19 +171,25 @@ def _login(user: str | None, password: str | None, known: Mapping[str, Any]) -> 
     return {"token": user} if password is None else {"user": user, "password": password}
 
 
-def is_credentials_text(value: Any) -> bool:
-    """Whether it is the content of a credentials file, not its path."""
-    return isinstance(value, str) and _CREDENTIALS_MARK in value
+def _read_credentials(given: Any) -> str:
+    """Of a credentials file, given by path or as text, or of two files: the token's and the seed's."""
+    if isinstance(given, (tuple, list)):
+        token, seed = (_read("user_credentials", path) for path in given)
+        return (f"-----{_TOKEN_MARK}-----\n{token}\n------END NATS USER JWT------\n\n"
+                f"-----{_SEED_MARK}-----\n{seed}\n------END USER NKEY SEED------\n")
+    text = given if _TOKEN_MARK in str(given) else _read("user_credentials", given)
+    if not all(any(mark in line for line in text.splitlines()[:-1]) for mark in (_TOKEN_MARK, _SEED_MARK)):
+        raise ConfigurationError(f"option user_credentials: no credentials file: {_TOKEN_MARK} or {_SEED_MARK} is "
+                                 "missing")
+    return str(text)
 
 
-def _check_readable(name: str, path: Any) -> None:
-    if is_credentials_text(path):
-        return
+def _read(name: str, path: Any) -> str:
     try:
-        with Path(path).open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"option {name}: the file cannot be read: {error.strerror}") from error
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else type(error).__name__
+        raise ConfigurationError(f"option {name}: the file cannot be read: {reason}") from None
 
 
 def _check_subject(name: str, subject: str) -> None:

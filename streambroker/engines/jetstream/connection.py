@@ -113,7 +113,8 @@ class Connection:
             return Closed(f"the link to {self.address} is closed")
         if isinstance(reason, (AuthenticationError, ConfigurationError)):
             return type(reason)(str(reason))
-        return StoreConnectionError(f"no connection to {self.address}: {reason or 'no answer in time'}")
+        text = str(reason or "no answer in time").removeprefix("nats: ")
+        return StoreConnectionError(f"no connection to {self.address}: {text}")
 
     @property
     def refused(self) -> bool:
@@ -248,7 +249,9 @@ class Connection:
                 session = await open_session(self.address, server, self._settings, thread.loop, self._deliver,
                                              self._complain)
                 await self._set_up(session)
-            except (StoreConnectionError, ConfigurationError) as error:
+            except Exception as error:
+                if not isinstance(error, (StoreConnectionError, ConfigurationError)):
+                    logger.exception("connecting to %s failed", server)
                 self._failure = error
                 if session is not None:
                     await session.close(0)

@@ -15,7 +15,7 @@ from nats.aio.client import Client, RawCredentials
 
 from ...errors import AuthenticationError, ConfigurationError, StoreConnectionError, StoreUnavailable
 from ...settings import Settings
-from .address import Address, Server, is_credentials_text
+from .address import Address, Server
 from .loop import Loop
 
 #: (sid, subject, reply, data, header block or None): what a message brings
@@ -116,7 +116,7 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
     """Connect to one server and log in. `tell` gets what the server complains about later. Raises StoreConnectionError,
     AuthenticationError, ConfigurationError."""
     login = address.login()
-    if is_credentials_text(login.get("user_credentials")):
+    if "user_credentials" in login:
         login["user_credentials"] = RawCredentials(login["user_credentials"])
     context = address.context()
     client = _Client(deliver, tls=address.tls and not address.handshake_first)
@@ -149,11 +149,11 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
         loop.cut()
         # after a refused connection nats-py itself says no more than that there is no further server
         raise translate(troubles[-1] if troubles else error, server) from error
-    except ValueError as error:
-        # no key in the file: the text could show it
-        raise ConfigurationError(f"the key or credentials cannot be read: {type(error).__name__}") from None
-    except BaseException:
+    except BaseException as error:
         loop.cut()
+        if isinstance(error, Exception) and ("nkeys_seed_str" in login or "user_credentials" in login):
+            # whatever the key's package raises; its text could show the key
+            raise ConfigurationError(f"the key or the credentials are none: {type(error).__name__}") from None
         raise
     return Session(client, server, loop)
 
