@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from ... import fork
@@ -155,6 +156,10 @@ class Link:
         self.open(timeout)
         return self.run(lambda: self.alisten(subject, handler), timeout + 1)
 
+    def flush(self, timeout: float) -> None:
+        """Return when the server has handled everything that was posted before. Raises StoreConnectionError."""
+        self.run(partial(self._flush, timeout), timeout + 0.5)
+
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
         """The result of a coroutine that the loop's thread runs. Raises what it raises, and StoreConnectionError when
         it takes longer than `timeout` seconds: then it is cancelled."""
@@ -247,6 +252,12 @@ class Link:
             self._pid = os.getpid()
             _graveyard.append(self._connection)
             self._connection = Connection(self.address, self._settings)
+
+    async def _flush(self, timeout: float) -> None:
+        session = self._connection.session
+        if session is None:
+            raise self._connection.failure()
+        await session.flush(timeout)
 
     def _exchange(self, frames: Sequence[Frame], deadline: float) -> list[Reply | None]:
         connection = self._connection

@@ -96,6 +96,10 @@ class Names:
     def row(self, table: str, key: str) -> str:
         return f"{self.root}.s.{token(table)}.{token(key)}"
 
+    def rows(self, table: str = "") -> str:
+        """Covers the rows of one table, or of all."""
+        return f"{self.root}.s.{token(table) if table else '*'}.*"
+
     def book(self, stream: str, sequence: int) -> str:
         return f"{self.root}.b.{stream}.{sequence}"
 

@@ -145,7 +145,7 @@ class Streams:
         elif stream == names.transient:
             config |= {"subjects": [f"{root}.t.*.*"], "retention": "interest"}
         elif stream == names.late:
-            config |= {"subjects": [f"{root}.l.*.*"], "retention": "workqueue"}
+            config |= {"subjects": [f"{root}.l.*.*.>"], "retention": "workqueue"}
         else:
             config |= {"subjects": names.work_subjects(queue), "retention": "workqueue"}
             if level >= SCHEDULES:
