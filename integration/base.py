@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from fnmatch import fnmatchcase
 
+from streambroker.engines.jetstream.names import token
+from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import RedisServer
 
 #: key pattern, size pattern: what does not grow with the number of jobs
@@ -18,13 +20,32 @@ _BOOKKEEPING = (
 )
 
 
-def leftovers(server: RedisServer, prefix: str) -> list[str]:
+def leftovers(server: RedisServer | NatsServer, prefix: str) -> list[str]:
     """Messages, unsettled deliveries, consumers, workers and delays that are still there, a line each."""
+    if isinstance(server, NatsServer):
+        return _nats_leftovers(server, prefix)
     return [f"db {place[0]} {place[1]}: {size}" for place, size in sorted(server.base(f"{prefix}*").keys.items())
             if not _is_bookkeeping(place[1], size)]
 
 
-def wait_at_base(server: RedisServer, prefix: str, timeout: float = 10.0) -> None:
+def _nats_leftovers(server: NatsServer, prefix: str) -> list[str]:
+    """Rows of tables and the consumers of durable queues stay, messages and consumers of transient queues do not."""
+    root, lines = token(prefix), []
+    for stream in server.streams():
+        name = stream["name"]
+        if name != root and not name.startswith(f"{root}_"):
+            continue
+        info = server.api(f"STREAM.INFO.{name}", {"subjects_filter": ">"})
+        subjects = info.get("state", {}).get("subjects") or {}
+        lines += [f"{name} {subject}: {count}" for subject, count in sorted(subjects.items())
+                  if not subject.startswith(f"{root}.s.")]
+        lines += [f"{name}/{consumer['name']}: {consumer['num_ack_pending']} unsettled"
+                  for consumer in stream.get("consumer_detail") or ()
+                  if name == f"{root}_tmp" or consumer["num_ack_pending"]]
+    return lines
+
+
+def wait_at_base(server: RedisServer | NatsServer, prefix: str, timeout: float = 10.0) -> None:
     """Until nothing of that is there any more. AssertionError with what is, after `timeout` seconds."""
     end = time.monotonic() + timeout
     while left := leftovers(server, prefix):

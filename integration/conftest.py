@@ -62,14 +62,21 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write_line("servers used: " + (", ".join(sorted(versions.values())) or "none"))
 
 
+def make_server(kind: str, **options: Any) -> Any:
+    """A Redis, Valkey or nats-server, not started."""
+    if kind.startswith("nats"):
+        return NatsServer(kind, **{"max_payload": 8 << 20, **options})
+    return RedisServer(kind, **options)
+
+
 @pytest.fixture(scope="session")
-def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RedisServer]]:
+def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """The shared server of a kind, started at its first use. Tests keep apart by `prefix`."""
-    running: dict[str, RedisServer] = {}
+    running: dict[str, Any] = {}
 
-    def get(kind: str) -> RedisServer:
+    def get(kind: str) -> Any:
         if kind not in running:
-            running[kind] = RedisServer(kind).start()
+            running[kind] = make_server(kind).start()
             request.config.stash[_VERSIONS][kind] = running[kind].version()
         return running[kind]
 
@@ -79,19 +86,9 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RedisSer
 
 
 @pytest.fixture(scope="session")
-def nats_servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], NatsServer]]:
-    """The shared nats-server of a kind, started at its first use. Tests keep apart by `prefix`."""
-    running: dict[str, NatsServer] = {}
-
-    def get(kind: str) -> NatsServer:
-        if kind not in running:
-            running[kind] = NatsServer(kind, max_payload=8 << 20).start()
-            request.config.stash[_VERSIONS][kind] = running[kind].version()
-        return running[kind]
-
-    yield get
-    for server in running.values():
-        server.close()
+def nats_servers(servers: Callable[[str], Any]) -> Callable[[str], NatsServer]:
+    """The same for kinds of nats-servers."""
+    return servers
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +115,7 @@ def fresh(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., R
     started: list[RedisServer] = []
 
     def start(**options: Any) -> RedisServer:
-        server = RedisServer(**{"kind": kind, **options})
+        server = make_server(**{"kind": kind, **options})
         started.append(server)
         server.start()
         if not options.get("replica_of"):

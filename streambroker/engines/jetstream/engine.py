@@ -20,6 +20,7 @@ from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...real import make_lock
 from ...settings import JetStreamSettings, read_settings
 from .address import CLIENT_OPTIONS, Address
+from .admin import delete_queue
 from .api import NOBODY, Api, ApiError
 from .books import Books
 from .census import Census, take_census
@@ -28,6 +29,7 @@ from .delays import LateRelay
 from .frames import Frame, Reply
 from .holder import Holder, Trial
 from .inspector import JetStreamInspector
+from .janitor import RowJanitor
 from .link import Link
 from .names import Names
 from .publisher import Publisher
@@ -35,7 +37,7 @@ from .queues import Queues
 from .settles import Settles
 from .streams import Streams
 from .subscription import JetStreamSubscription, broadcast
-from .table import JetStreamTable, RowJanitor, forget_rows
+from .table import JetStreamTable
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ class JetStreamEngine:
         self.holder = Holder()
         self.watch = Watch(self)
         self.chores = Chores(str(self.address))
-        self._janitor = RowJanitor(self)
+        self.janitor = RowJanitor(self)
         self._relay = LateRelay(self)
         self._consumers: weakref.WeakSet[JetStreamConsumer] = weakref.WeakSet()
         self._subscriptions: weakref.WeakSet[JetStreamSubscription] = weakref.WeakSet()
@@ -183,36 +185,7 @@ class JetStreamEngine:
         self._check()
         if if_unused and self.consumers(queue):
             return -1
-        transient = self.spec(queue)
-        brief = transient is not None and not transient.durable
-        stats = self.inspector().stats(queue)
-        waiting = stats.ready + stats.delayed
-        if if_empty and waiting:
-            return -1
-        names = self.names
-        self._drop(f"STREAM.PURGE.{names.late}", {"filter": names.lately(queue, "*")})
-        if brief:
-            self._drop(f"CONSUMER.DELETE.{names.transient}.{names.transient_durable(queue)}")
-        elif self.settings.stream_per_queue:
-            self._drop(f"STREAM.DELETE.{names.stream(queue)}")
-            self.streams.forget(names.stream(queue))
-        else:
-            for subject in (names.ready(queue, "*"), names.scheduled(queue, "*", "*")):
-                self._drop(f"STREAM.PURGE.{names.main}", {"filter": subject})
-            for step in self.queues.steps(queue):
-                self._drop(f"CONSUMER.DELETE.{names.main}.{names.durable(queue, step)}")
-        self.queues.table.delete([queue])
-        self.queues.forget_steps(queue)
-        self.queues.forget(queue)
-        forget_rows(self, queue)
-        return waiting
-
-    def _drop(self, request: str, body: dict[str, Any] | None = None) -> None:
-        try:
-            self.api.call(request, body)
-        except ApiError as error:
-            if not error.missing:
-                raise
+        return delete_queue(self, queue, if_empty=if_empty)
 
     def consumers(self, queue: str) -> int:
         return sum(queue in each.queues for each in self.census())
@@ -220,24 +193,6 @@ class JetStreamEngine:
     def ready(self, queue: str) -> int:
         self._check()
         return self.inspector().stats(queue).ready
-
-    def has_messages(self, queue: str) -> bool:
-        """Whether a queue that nobody declared was ever consumed or holds something."""
-        names = self.names
-        try:
-            self.api.call(f"CONSUMER.INFO.{names.stream(queue)}.{names.durable(queue, 0)}")
-        except ApiError as error:
-            if not error.missing:
-                raise
-        else:
-            return True
-        try:
-            info = self.api.call(f"STREAM.INFO.{names.stream(queue)}", {"subjects_filter": names.ready(queue, "*")})
-        except ApiError as error:
-            if not error.missing:
-                raise
-            return False
-        return bool(info["state"].get("subjects"))
 
     def census(self, timeout: float = CENSUS) -> list[Census]:
         """What all processes hold, after our own acks are through. Raises StoreConnectionError, StoreError."""
@@ -259,6 +214,12 @@ class JetStreamEngine:
     def publish(self, queue: str, messages: Sequence[Message], *, create: bool = True) -> list[str]:
         self._check()
         return self._publisher.publish(queue, messages, create)
+
+    def publish_again(self, queue: str, frames: Sequence[tuple[int, Frame]]) -> None:
+        """Store what was stored before: frames with their steps."""
+        for step in {step for step, _ in frames}:
+            self.queues.tell_step(queue, step)
+        self._publisher.send(queue, [frame for _, frame in frames])
 
     def flush(self) -> None:
         self._check()
@@ -302,7 +263,7 @@ class JetStreamEngine:
 
     def _start_watch(self) -> None:
         self.watch.start()
-        self._janitor.start()
+        self.janitor.start()
         self._relay.start()
 
     def stop_consuming(self, queues: Sequence[str], consumer: JetStreamConsumer) -> None:
@@ -437,7 +398,7 @@ class JetStreamEngine:
 
     async def _leave(self) -> None:
         self._relay.stop()
-        self._janitor.stop()
+        self.janitor.stop()
         await self.watch.stop()
 
     def after_fork(self) -> None:

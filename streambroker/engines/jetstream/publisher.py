@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Message, QueueSpec
+from .admin import is_there
 from .api import NOBODY, PAUSES, ApiError
 from .delays import delay_frame
 from .envelope import Envelope
@@ -45,7 +46,7 @@ class Publisher:
         for message in messages:
             self._check_size(queue, message)
         spec = self._engine.queues.learn(queue) if create else self._engine.queues.spec(queue)
-        if spec is None and not create and not self._engine.has_messages(queue):
+        if spec is None and not create and not is_there(self._engine, queue):
             return []
         last = self._engine.steps[-1]
         for step in {min(message.priority, last) for message in messages}:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...message import QueueSpec
 from .api import CONSUMER_EXISTS, ApiError
+from .names import untoken
 from .streams import NANO
 
 if TYPE_CHECKING:
@@ -90,6 +91,36 @@ class Queues:
         text = answer["config"].get("metadata", {}).get(SPEC, "")
         return _load(text) if text else QueueSpec(queue, durable=False)
 
+    async def transient_names(self) -> set[str]:
+        """Those that are there; in the link's thread."""
+        names, api = self._engine.names, self._engine.api
+        found: set[str] = set()
+        offset = 0
+        while True:
+            try:
+                page = await api.acall(f"CONSUMER.NAMES.{names.transient}", {"offset": offset})
+            except ApiError as error:
+                if error.missing:
+                    return found
+                raise
+            tokens = page.get("consumers") or []
+            for each in tokens:
+                name = untoken(each)
+                found.add(await self._hashed_name(each) if name is None else name)
+            offset += len(tokens)
+            if not tokens or offset >= int(page.get("total", 0)):
+                return found - {""}
+
+    async def _hashed_name(self, durable: str) -> str:
+        try:
+            answer = await self._engine.api.acall(f"CONSUMER.INFO.{self._engine.names.transient}.{durable}")
+        except ApiError as error:
+            if error.missing:
+                return ""
+            raise
+        spec = _load(answer["config"].get("metadata", {}).get(SPEC, ""))
+        return spec.name if spec is not None else ""
+
     def learn(self, queue: str) -> QueueSpec | None:
         """The spec as known for some seconds at most."""
         known = self._learnt.get(queue)
@@ -106,7 +137,10 @@ class Queues:
         spec = self.known(queue)
         return spec is not None and not spec.durable
 
-    def forget(self, queue: str) -> None:
+    def remove(self, queue: str) -> None:
+        """Nothing of it is to be known any more."""
+        self.table.delete([queue])
+        self._steps.delete([f"{step}:{queue}" for step in self._engine.steps if step])
         self._learnt.pop(queue, None)
         self._told = {pair for pair in self._told if pair[0] != queue}
 
@@ -128,9 +162,6 @@ class Queues:
         """Steps that were ever used, the first one always."""
         rows = self._steps.rows(max_age)
         return [0, *(step for step in self._engine.steps if step and f"{step}:{queue}" in rows)]
-
-    def forget_steps(self, queue: str) -> None:
-        self._steps.delete([f"{step}:{queue}" for step in self._engine.steps if step])
 
 
 def _dump(spec: QueueSpec) -> str:

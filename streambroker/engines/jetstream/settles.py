@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 ACK, NAK, TERM, BUSY = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 #: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
 WINDOW, WINDOW_TIME = 4, 0.005
+#: how long others wait for more of them (seconds)
+TOGETHER = 0.002
 #: acks of so many seconds are sent again after a break
 DOUBTFUL = 5.0
 #: pause before settlements are tried again that the store did not take
@@ -57,6 +59,7 @@ class Settles:
         self._sent: deque[tuple[float, Frame]] = deque(maxlen=5000)
         self._waiting: deque[Settle] = deque()
         self._busy = False
+        self._called = False
 
     def __len__(self) -> int:
         return len(self._acks) + len(self._waiting) + self._busy
@@ -110,9 +113,16 @@ class Settles:
     # ------------------------------------------------------------------ the others, any thread
     def put(self, settle: Settle) -> None:
         self._waiting.append(settle)
-        self._engine.link.call_soon(self._kick)
+        if not self._called:
+            self._called = True
+            self._engine.link.call_soon(self._soon)
+
+    def _soon(self) -> None:
+        # those of one moment go together, in the order of the queue
+        self._engine.link.call_later(TOGETHER, self._kick)
 
     def _kick(self) -> None:
+        self._called = False
         if self._waiting and not self._busy and self._engine.link.connected:
             self._busy = True
             self._engine.link.spawn(self._work())
