@@ -29,7 +29,7 @@ TYPES = ("direct", "topic", "fanout")
 _BUILT_IN = {"amq.direct": "direct", "amq.topic": "topic", "amq.fanout": "fanout"}
 #: seconds that a durable exchange may route by its copy, the same for messages that nobody misses, and how many routes
 #: are kept
-_FRESH, _FLEETING, _ROUTES = 1.0, 10.0, 10_000
+_FRESH, _FLEETING, _ROUTES = 1.0, 30.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)

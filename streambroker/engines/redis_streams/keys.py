@@ -68,8 +68,8 @@ class Keys:
         return f"{self._common}:timers"
 
     @property
-    def newcomers(self) -> str:
-        """Channel that tells workers of a new one."""
+    def watch(self) -> str:
+        """Channel that tells workers of a new one, and that someone has looked for the dead."""
         return f"{self._channels}/workers"
 
     def owned(self, queue: str) -> str:

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError
 from ...keeper import Keeper
 from ...message import Delivery
 from .holder import Mark
 from .keys import FREE, GROUP, LAST, ONCE
+from .lookout import Lookout
 from .registry import read_info
 from .resp import ReplyError, pack, text_of
 from .settles import Settle
@@ -41,13 +42,9 @@ class Maintenance:
     def __init__(self, engine: RedisStreamsEngine) -> None:
         self._engine = engine
         self._commands = engine.make_commands(patience=0.5, timeout=engine.settings.visibility_timeout / 3)
-        # its opening may hang, and signs of life wait for it
-        self._alive = engine.make_link(min(1.0, engine.settings.visibility_timeout / 6))
-        self._alive_name = ""
-        self._alive_retry = 0.0
-        self.keeper = Keeper(self._turn, lambda: [self._alive.fileno()])
+        self._lookout = Lookout(engine)
+        self.keeper = Keeper(self._turn, lambda: [self._lookout.fileno()])
         self._greeted = False
-        self._next_look = 0.0
         self._next_orphans = 0.0
         self._next_full_check = 0.0
         #: since when, and when to look next
@@ -79,7 +76,7 @@ class Maintenance:
             return pause
         except (StoreConnectionError, StoreError) as error:
             self._trouble += 1
-            self._next_look = 0.0
+            self._lookout.look_soon()
             self._engine.chores.report(f"the keeper cannot renew leases now: {error}")
             return min(0.1 * self._trouble, 1.0)
 
@@ -87,12 +84,10 @@ class Maintenance:
         if self._engine.registry.registered:
             if not self._greeted:
                 self._greet()
-            is_alive = self._watch_alive()
-            if now >= self._next_look:
-                self._next_look = now + self._engine.registry.look_interval
+            self._lookout.listen()
+            if self._lookout.wants_look(now):
                 self._look()
-            if now >= self._alive_retry and not (is_alive and self._alive.is_open):
-                self._show_life()
+            self._lookout.show_life(now)
         self._refresh_transient(now)
         self._promote(now)
         self._flush_stale(now)
@@ -105,9 +100,7 @@ class Maintenance:
     def _pause(self, now: float) -> float:
         times = [self._next_orphans, *self.due.values()]
         if self._engine.registry.registered:
-            times.append(self._next_look)
-            if not self._alive.is_open:
-                times.append(max(self._alive_retry, now))
+            times.append(self._lookout.due())
         times += [consumer.plan.next_refresh + 0.5 for consumer in self._engine.consumers_open() if not consumer.closed]
         if self._engine.oldest_settle() is not None:
             times.append(now + STALE)
@@ -115,35 +108,6 @@ class Maintenance:
         return max(0.0, min(times) - now)
 
     # ------------------------------------------------------------------ life and death
-    def _watch_alive(self) -> bool:
-        """Whether this process is subscribed to its own channel. After a lost connection it renews at once: the
-        subscription was the proof of life."""
-        try:
-            if self._alive.is_open and self._alive_name == self._engine.holder.name:
-                if self._alive.poll():
-                    self._next_look = 0.0  # a newcomer: from now on two looks prove a death
-                return True
-        except StoreConnectionError:
-            self._next_look = 0.0
-        return False
-
-    def _show_life(self) -> None:
-        """Subscribe. While that is not possible the lease alone shows life, and is renewed more often than a death is
-        proved."""
-        name = self._engine.holder.name
-        try:
-            self._alive.close()
-            self._alive.open()
-            self._alive.send(pack("SUBSCRIBE", self._engine.keys.alive(name), self._engine.keys.newcomers))
-            for _ in range(2):
-                self._commands.check(self._alive.read())
-            self._alive_name = name
-        except (StoreConnectionError, StoreError) as error:
-            now = time.monotonic()
-            self._alive_retry = now + (5.0 if isinstance(error, StoreError) else 0.2)
-            self._next_look = min(self._next_look, now + self._engine.registry.look_interval / 4)
-            self._engine.chores.report(f"the keeper cannot subscribe to its channel now: {error}")
-
     def _greet(self) -> None:
         """Say what is in force, and warn of a server that may throw messages away."""
         self._greeted = True
@@ -161,12 +125,12 @@ class Maintenance:
         engine = self._engine
         known, others, gone, expired, heard = self._commands.run(engine.registry.look_command())
         if not heard:
-            self._alive.close()
+            self._lookout.unheard()
         if not known:
             self._reborn()
             return
         if not others:
-            self._next_look = time.monotonic() + engine.registry.lonely_interval
+            self._lookout.alone()
         for holder, info in zip(gone[::2], gone[1::2], strict=True):
             self._reclaim(text_of(holder), info)
         for queue in expired:
@@ -207,16 +171,18 @@ class Maintenance:
 
     def _reclaim(self, holder: str, info: bytes) -> None:
         queues = read_info(info).get("queues", self._engine.consumed())
-        held = [queue for queue in queues if self._held(queue, holder, 1)]
+        held = {queue for queue, _, _ in self._held(queues, holder, 1)}
         for queue in queues:
             self._reclaim_queue(queue, holder, in_company=len(held) > 1)
         self._engine.registry.forget(self._commands, holder)
 
-    def _held(self, queue: str, holder: str, page: int) -> list[Any]:
-        """Step, id, count of each entry that a holder has, one after the other."""
+    def _held(self, queues: Sequence[str], holder: str, page: int) -> list[tuple[str, str, int]]:
+        """(queue, id, count) of what a holder has, at most a page of each step."""
         engine = self._engine
-        rows: list[Any] = self._commands.script("held", [engine.keys.root(queue)], GROUP, holder, page, *engine.steps)
-        return rows
+        rows = self._commands.script("held", [engine.keys.root(queue) for queue in queues], GROUP, holder, page,
+                                     *engine.steps)
+        return [(queues[number - 1], f"{int(step)}:{entry.decode()}", count) for number, step, entry, count
+                in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)]
 
     def _reclaim_queue(self, queue: str, holder: str, in_company: bool) -> None:
         engine = self._engine
@@ -284,7 +250,7 @@ class Maintenance:
     def _check_doubts(self, now: float) -> None:
         if now >= self._next_full_check:
             self._next_full_check = now + max(self._engine.settings.visibility_timeout, 10.0)
-            for queue in self._engine.consumed():
+            for queue in self._holding():
                 self._doubts.setdefault(queue, (now - CHECKS[-2], now))
         for queue, (since, check) in list(self._doubts.items()):
             if now >= check:
@@ -295,6 +261,11 @@ class Maintenance:
                 else:
                     self._doubts.pop(queue, None)
 
+    def _holding(self) -> set[str]:
+        """Queues of which the store has something under our names."""
+        holder, queues = self._engine.holder, self._engine.consumed()
+        return {queue for name in (holder.name, *holder.old_names) for queue, _, _ in self._held(queues, name, 1)}
+
     def _find_unknown(self, queue: str, now: float) -> None:
         """Entries that the store has under our name and that no consumer here knows, although all of them have read
         their sockets since we first saw that: the answer was lost with a connection. They go back, counted, so that a
@@ -303,10 +274,8 @@ class Maintenance:
         read = min((consumer.driven for consumer in engine.consumers_open()
                     if consumer.waits and queue in consumer.queues), default=now)
         for name in [engine.holder.name, *engine.holder.old_names]:
-            rows = self._held(queue, name, 1000)
             back, strays = [], []
-            for step, entry, count in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-                key = f"{int(step)}:{entry.decode()}"
+            for _, key, count in self._held([queue], name, 1000):
                 known = engine.holder.held.get((queue, key))
                 if isinstance(known, Delivery):
                     strays.append((queue, key))
@@ -333,10 +302,10 @@ class Maintenance:
     # ------------------------------------------------------------------ end
     def stop(self) -> None:
         self.keeper.stop()
-        self._alive.close()
+        self._lookout.close()
         self._commands.close()
 
     def after_fork(self) -> None:
         self.keeper.after_fork()
-        self._alive.abandon()
+        self._lookout.abandon()
         self._commands.after_fork()

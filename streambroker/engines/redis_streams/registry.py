@@ -10,13 +10,9 @@ from ...settings import Settings
 from .commands import Commands
 from .holder import Holder
 from .keys import Keys
+from .lookout import PROOF
 from .resp import ReplyError, pack, text_of
 from .scripts import script
-
-#: between two looks, with a short lease a third of it: each is a sign of life, and two of them prove a death
-LOOK = 2.0
-#: the same for a worker that is alone: there is nobody to see or to be seen by
-LONELY = 10.0
 
 
 class Registry:
@@ -28,8 +24,8 @@ class Registry:
         self._proof = int(settings.proof_of_death)
         self._lease = settings.visibility_timeout
         self._lease_ms = int(settings.visibility_timeout * 1000)
-        self.look_interval = min(LOOK, settings.visibility_timeout / 3)
-        self.lonely_interval = min(LONELY, settings.visibility_timeout / 3)
+        # a little less than the time between two looks, which may come early
+        self._apart_ms = int(min(PROOF, settings.visibility_timeout / 3) * 975)
         self.registered = False
 
     @property
@@ -43,7 +39,7 @@ class Registry:
         """Known from the answer on; again whenever the queues change."""
         name = self._holder.name
         commands.script("register", [self._workers, self._life(name)], name, self._holder.info(queues, self._lease),
-                        self._lease_ms, self._keys.newcomers, patience=patience)
+                        self._lease_ms, self._keys.watch, patience=patience)
         self.registered = True
 
     def unregister(self, commands: Commands) -> None:
@@ -57,7 +53,7 @@ class Registry:
         keys = [self._workers, self._life(self._holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
                 f"{common}:server", self._keys.timers]
         return script("look").call(keys, self._holder.name, self._lease_ms, self._proof, self._keys.alive(""),
-                                   self._life(""), self._lease_ms, int(self.look_interval * 975))
+                                   self._life(""), self._lease_ms, self._apart_ms, self._keys.watch)
 
     def forget(self, commands: Commands, holder: str) -> None:
         """A gone holder was reclaimed everywhere."""

@@ -2,7 +2,7 @@
 -- KEYS: 1 workers, 2 own sign of life, 3 first seen gone, 4 gone holders (to be reclaimed), 5 gate, 6 server identity,
 --       7 timers: transient queues by their expiry ('q\n' and the name), gone holders by their next try ('h\n' ...)
 -- ARGV: 1 holder, 2 lease ms, 3 proof of death 0/1, 4 start of alive channels, 5 start of sign-of-life keys,
---       6 grace ms after a restart or failover, 7 ms between the two looks
+--       6 grace ms after a restart or failover, 7 ms between the two looks, 8 channel of all workers
 -- Returns: {1 known | 0 not known any more, other workers, {gone holder, info, ...}, {expired transient queue, ...},
 --   whether the server still has the own subscription 0/1}
 -- A holder is gone when two looks, some time apart, both find its lease run out, or its connection closed and no sign of
@@ -14,12 +14,11 @@
 local me, lease, apart = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[7])
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local workers, known = redis.call('HGETALL', KEYS[1]), false
-for i = 1, #workers, 2 do known = known or workers[i] == me end
-if not known then return {0, 0, {}, {}, 0} end
+if not redis.call('HGET', KEYS[1], me) then return {0, 0, {}, {}, 0} end
 -- PEXPIRE is allowed when memory is full, SET is not
 if redis.call('PEXPIRE', KEYS[2], lease) == 0 then redis.pcall('SET', KEYS[2], lease, 'PX', lease) end
 
+-- whether it is missed: gone for this look, and not yet proved
 local function judge(w, info)
   local life = ARGV[5] .. w
   local left, whole = redis.call('PTTL', life), tonumber(redis.call('GET', life) or nil)
@@ -38,16 +37,20 @@ local function judge(w, info)
   elseif not since or since > now or now - since > 10000 then
     -- none, or one that nobody has looked after since: not from the look before
     redis.pcall('HSET', KEYS[3], w, string.format('%.0f', now))
+    return true
   elseif silent and now - since >= enough then
     redis.call('HDEL', KEYS[1], w)
     redis.call('HDEL', KEYS[3], w)
     redis.call('DEL', life)
     redis.pcall('HSET', KEYS[4], w, info)
     redis.pcall('ZADD', KEYS[7], 0, 'h\n' .. w)
+  else
+    return true
   end
 end
 
-if #workers > 2 then
+local others = redis.call('HLEN', KEYS[1]) - 1
+if others > 0 then
   if redis.call('PTTL', KEYS[5]) > 2000 then redis.call('DEL', KEYS[5]) end
   local gate = redis.pcall('SET', KEYS[5], me, 'NX', 'PX', math.floor(apart * 0.7))
   if gate and not gate.err then
@@ -58,11 +61,15 @@ if #workers > 2 then
       redis.pcall('HSET', KEYS[6], 'id', identity, 'since', string.format('%.0f', server[2]))
       redis.call('DEL', KEYS[3])
     end
+    local missed = false
     if now - server[2] >= tonumber(ARGV[6]) then
+      local workers = redis.call('HGETALL', KEYS[1])
       for i = 1, #workers, 2 do
-        if workers[i] ~= me then judge(workers[i], workers[i + 1]) end
+        if workers[i] ~= me and judge(workers[i], workers[i + 1]) then missed = true end
       end
     end
+    -- whoever hears it puts its own look off
+    redis.call('PUBLISH', ARGV[8], missed and 'suspect' or 'all well')
   end
 end
 
@@ -80,4 +87,4 @@ for _, timer in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', string.forma
 end
 -- a connection that was dropped in between ends for the server alone
 local heard = ARGV[3] == '0' or redis.call('PUBSUB', 'NUMSUB', ARGV[4] .. me)[2] > 0
-return {1, #workers / 2 - 1, gone, expired, heard and 1 or 0}
+return {1, others, gone, expired, heard and 1 or 0}
