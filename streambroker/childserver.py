@@ -119,6 +119,11 @@ class ServerProcess:
         """Send a signal; nothing happens when it is gone."""
         self._started().send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP; returns when it stands still."""
+        self.signal(signal.SIGSTOP)
+        os.waitpid(self.pid, os.WUNTRACED)
+
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it ended. Raises subprocess.TimeoutExpired."""
         return self._started().wait(timeout)

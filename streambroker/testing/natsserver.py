@@ -168,7 +168,7 @@ class NatsServer:
 
     def freeze(self) -> None:
         """SIGSTOP: sockets stay open, nothing is answered."""
-        self.process.signal(signal.SIGSTOP)
+        self.process.freeze()
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -165,7 +165,7 @@ class RedisServer:
 
     def freeze(self) -> None:
         """SIGSTOP: sockets stay open, nothing is answered."""
-        self.process.signal(signal.SIGSTOP)
+        self.process.freeze()
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -252,9 +252,9 @@ class Connection:
             except Exception as error:
                 if not isinstance(error, (StoreConnectionError, ConfigurationError)):
                     logger.exception("connecting to %s failed", server)
-                self._failure = error
                 if session is not None:
                     await session.close(0)
+                self._failure = error
                 if self.refused:
                     self._wake_openers()
                     return None

@@ -149,15 +149,22 @@ class LoopThread:
         self._started.release()
         try:
             self.loop.run_forever()
-            for task in asyncio.all_tasks(self.loop):
-                task.cancel()
-            # turns in which the cancelled end
-            self.loop.run_until_complete(asyncio.sleep(0.01))
+            self._cancel_all()
             self.loop.cut()
             self.loop.run_until_complete(asyncio.sleep(0))
             self.loop.close()
         finally:
             self.ended = True
+
+    def _cancel_all(self) -> None:
+        """Again and again: nats-py, and wait_for of old Pythons, swallow a cancellation now and then."""
+        for _ in range(100):
+            tasks = asyncio.all_tasks(self.loop)
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.sleep(0.001))
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """In the loop's thread only. Its exception is logged."""

@@ -108,7 +108,15 @@ class Session:
         except (OSError, nats.errors.Error, asyncio.TimeoutError, asyncio.CancelledError) as error:
             logger.debug("closing the connection to %s: %s", self.server, type(error).__name__)
         finally:
-            self._loop.cut()
+            _drop(self._client, self._loop)
+
+
+def _drop(client: Client, loop: Loop) -> None:
+    """Whatever state it is in, its socket is closed now."""
+    if client._transport:
+        # asyncio of Python 3.10 counts a TLS transport that was only aborted as never closed
+        client._transport.close()  # type: ignore[no-untyped-call]
+    loop.cut()
 
 
 async def open_session(address: Address, server: Server, settings: Settings, loop: Loop, deliver: Deliver,
@@ -146,11 +154,11 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
         raise ConfigurationError("nkeys and credentials files need the package nkeys: pip install "
                                  "'streambroker[jetstream]'") from error
     except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
-        loop.cut()
+        _drop(client, loop)
         # after a refused connection nats-py itself says no more than that there is no further server
         raise translate(troubles[-1] if troubles else error, server) from error
     except BaseException as error:
-        loop.cut()
+        _drop(client, loop)
         if isinstance(error, Exception) and ("nkeys_seed_str" in login or "user_credentials" in login):
             # whatever the key's package raises; its text could show the key
             raise ConfigurationError(f"the key or the credentials are none: {type(error).__name__}") from None
