@@ -58,7 +58,7 @@ class Api:
         tries = 0
         while True:
             try:
-                return self._read(request, self._link.request(frame, timeout or self._settings.socket_timeout))
+                return self.read(request, self._link.request(frame, timeout or self._settings.socket_timeout))
             except StoreConnectionError:
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if time.monotonic() + pause >= end:
@@ -73,7 +73,7 @@ class Api:
         tries = 0
         while True:
             try:
-                return self._read(request, await self._link.ask(frame, timeout))
+                return self.read(request, await self._link.ask(frame, timeout))
             except StoreConnectionError:
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if time.monotonic() + pause >= end:
@@ -82,9 +82,13 @@ class Api:
             await asyncio.sleep(pause)
 
     @staticmethod
-    def _read(request: str, reply: Reply) -> dict[str, Any]:
+    def read(request: str, reply: Reply) -> dict[str, Any]:
+        """What an answer of JSON says. Raises ApiError when it refuses, StoreUnavailable when it means "not now",
+        StoreError when it is none."""
         if reply.status == 503:
             raise StoreUnavailable(NOBODY)
+        if reply.status:
+            raise StoreError(f"{request}: {reply.description or reply.status}")
         answer: dict[str, Any] = json.loads(reply.data)
         error = answer.get("error")
         if error:
