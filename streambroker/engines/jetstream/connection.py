@@ -205,17 +205,18 @@ class Connection:
 
     def _complain(self, error: Exception) -> None:
         """The server, or nats-py, says something is wrong."""
-        self._failure = error
-        found = _DENIED.search(str(error).lower())
+        text = str(error).removeprefix("nats: ")
+        found = _DENIED.search(text.lower())
         if found is None:
-            logger.debug("%s: %s", self.address, error)
-        elif found[1] == "publish":
-            self.answers.refuse(found[2], str(error))
-            if found[2] not in self._denied:
-                self._denied.add(found[2])
-                logger.warning("%s: the user lacks a permission: %s", self.address, error)
-        else:
-            self._denied.add(found[2])
+            self._failure = error
+            logger.debug("%s: %s", self.address, text)
+            return
+        what, subject = found.groups()
+        if what == "publish" and subject not in self._denied:
+            logger.warning("%s: the user lacks a permission: %s", self.address, text)
+        self._denied.add(subject)
+        if what == "publish":
+            self.answers.refuse(subject, text)
 
     async def _supervise(self) -> None:
         """Connect, and again whenever the connection ends. Gives up only when the first login is refused."""

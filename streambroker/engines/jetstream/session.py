@@ -37,6 +37,8 @@ class _Client(Client):
         self._deliver = deliver
         self._tls_wanted = tls
         self.info: dict[str, Any] = {}
+        #: we are done with it: what it still says is no news
+        self.over = False
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._tls_wanted and not info.get("tls_required"):
@@ -103,6 +105,7 @@ class Session:
 
     async def close(self, timeout: float) -> None:
         """End it; waits at most that long for what was written to go out."""
+        self._client.over = True
         try:
             await asyncio.wait_for(self._client.close(), timeout)
         except (OSError, nats.errors.Error, asyncio.TimeoutError, asyncio.CancelledError) as error:
@@ -133,7 +136,8 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
 
     async def on_error(error: Exception) -> None:
         troubles.append(error)
-        tell(error)
+        if not client.over:
+            tell(error)
 
     options: dict[str, Any] = {"connect_timeout": settings.socket_connect_timeout}
     if server.tls_name:
