@@ -16,7 +16,7 @@ from streambroker.cli.failures import masked
 from streambroker.cli.output import age, plain, print_table
 
 COMMANDS = ["queues", "workers", "dead ls", "dead show", "dead replay", "dead rm", "dead purge", "delayed ls",
-            "delayed rm", "purge", "serve redis", "demo"]
+            "delayed rm", "purge", "serve redis", "serve jetstream", "demo"]
 
 
 @pytest.fixture
