@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import pickle
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -120,6 +123,19 @@ def test_a_password_that_changes_reaches_every_connection(fresh: Callable[..., R
 
 
 # ---------------------------------------------------------------- what is written
+
+def test_a_refused_log_in_is_told_at_once(locked: RedisServer) -> None:
+    """To a publisher, also in a process that has worker code in it."""
+    importlib.import_module("celery.worker.consumer.consumer")
+    began = time.monotonic()
+    for broker in (url_of(locked, "wrong"), locked.url().replace(f":{SECRET}@", "")):
+        app = Celery("refused", broker=broker, set_as_current=False)
+        for attempt in (lambda app=app: app.send_task("any"), app.control.ping, app.connection().ensure_connection):
+            with pytest.raises(AccessRefused, match=r"invalid|[Aa]uthentication required"):
+                attempt()
+        app.close()
+    assert time.monotonic() - began < 2
+
 
 def test_a_refused_log_in_is_told_without_the_password(locked: RedisServer, prefix: str) -> None:
     """As an error of ours, of Kombu and of Celery, with everything that a traceback shows."""

@@ -3,13 +3,14 @@ break."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused
 from kombu import Connection
-from kombu.exceptions import OperationalError
 
 from integration.rig import CeleryRig
 from streambroker import connect
@@ -94,10 +95,13 @@ def test_plain_and_encrypted_ports_are_told_apart(server: RedisServer, front: Tl
 # ---------------------------------------------------------------- Celery
 
 def test_celery_trusts_nobody_without_being_told(server: RedisServer, front: TlsFront, celery: CeleryRig) -> None:
-    """Unlike Kombu's `rediss://`."""
+    """Unlike Kombu's `rediss://`. A publisher is told at once."""
     celery.use(server.url("rediss-streams", port=front.port))
-    with pytest.raises(OperationalError, match="CERTIFICATE_VERIFY_FAILED"):
-        celery.app.connection_for_write().ensure_connection(max_retries=1)
+    began = time.monotonic()
+    for attempt in (celery.app.connection_for_write().ensure_connection, lambda: celery.send("work", "any")):
+        with pytest.raises(AccessRefused, match=r"ssl_\*.*CERTIFICATE_VERIFY_FAILED"):
+            attempt()
+    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("place", ["broker_use_ssl", "transport options", "URL"])

@@ -28,7 +28,7 @@ class StoreUnavailable(StoreConnectionError):
 
 
 class AuthenticationError(StoreConnectionError):
-    """The store refused the credentials."""
+    """The store refused the credentials, or one side the other's certificate: trying again changes nothing."""
 
 
 class Closed(StreambrokerError, ConnectionError):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
+import traceback
 
 from amqp.exceptions import (
     AccessRefused,
@@ -18,7 +17,7 @@ from ..errors import AuthenticationError, Closed, StoreConnectionError, StoreErr
 
 
 class LoginRefused(AccessRefused):
-    """The store refused the credentials.
+    """The store refused the credentials, or one side the other's certificate.
 
     Celery's worker goes on trying, since credentials may be in rotation. `Connection.ensure` does not, and tells the
     publisher at once; that needs a class that is no OSError, unlike `AuthenticationError`.
@@ -34,18 +33,22 @@ class LoginRefused(AccessRefused):
 
 class Refusals:
     """Slows a worker down whose credentials are refused: Celery comes back at once after an error that
-    `ensure_connection` does not repeat. A publisher is never slowed down."""
+    `ensure_connection` does not repeat. A publisher, also one inside a worker, is never slowed down."""
 
-    #: longest pause in seconds, and what is only imported by workers
-    LONGEST, WORKER = 10.0, "celery.worker.consumer.consumer"
+    #: longest pause in seconds, and where Celery's worker connects
+    LONGEST, WORKER = 10.0, ("celery.worker.consumer.consumer", "ensure_connected")
 
     def __init__(self) -> None:
         self._count = 0
 
     def pause(self) -> None:
-        if self.WORKER in sys.modules and threading.current_thread() is threading.main_thread():
+        if self._in_worker():
             self._count += 1
             time.sleep(min(2.0 * self._count, self.LONGEST))
+
+    def _in_worker(self) -> bool:
+        return any((frame.f_globals.get("__name__"), frame.f_code.co_name) == self.WORKER
+                   for frame, _ in traceback.walk_stack(None))
 
     def over(self) -> None:
         self._count = 0

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from ... import fork
+from ...chores import Chores
 from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Message, QueueSpec
 from ...real import make_lock
 from ...settings import Settings, read_settings
-from ...chores import Chores
 from .client import CLIENT_OPTIONS, Address, dialer
 from .commands import Commands
 from .consumer import RedisConsumer

@@ -4,6 +4,7 @@ socket and replies come through our reader. That is half the cost of a command, 
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -42,6 +43,12 @@ def translate(error: ReplyError) -> StoreError | StoreConnectionError:
     return StoreError(text)
 
 
+def _is_about_certificates(error: Exception) -> bool:
+    """Whether one side refused the other's certificate; redis-py wraps it."""
+    return any(isinstance(each, ssl.SSLError) and re.search("CERTIFICATE|UNKNOWN_CA", each.reason or "")
+               for each in (error, error.__cause__, error.__context__))
+
+
 class Link:
     """Not thread-safe: its owner holds a lock or is the only user. After any StoreConnectionError it is closed."""
 
@@ -70,6 +77,8 @@ class Link:
         except (redis.exceptions.RedisError, OSError) as error:
             if connection is not None:
                 connection.disconnect()  # type: ignore[no-untyped-call]
+            if _is_about_certificates(error):
+                raise AuthenticationError(f"no encrypted link, see the options ssl_*: {error}") from error
             raise StoreConnectionError(str(error) or type(error).__name__) from error
         self._connection = connection
         self._sock = connection._sock
