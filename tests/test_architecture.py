@@ -20,12 +20,12 @@ TEXTS += [ROOT / "README.md", ROOT / "pyproject.toml"]
 
 #: imports in a fresh interpreter, then tells what came along
 PROBE = "import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-#: milliseconds that an import takes in a program where Kombu has come as far as it has when it loads entry points
+#: milliseconds that the entry point takes in a program where Kombu has come as far as it has when it loads it
 COST = """
-import time, kombu.transport
-began = time.process_time()
-import {module}
-print((time.process_time() - began) * 1000)
+import time, importlib.metadata
+began = time.perf_counter()
+from streambroker import serializer
+print((time.perf_counter() - began) * 1000)
 """
 
 
@@ -53,22 +53,15 @@ def test_a_bare_import_brings_nothing_foreign(module, walled_off):
 
 
 def test_the_entry_point_costs_less_than_a_millisecond(tmp_path):
-    """Beyond what reading as many empty modules costs on this machine's file system."""
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    for name in ("__init__.py", "inner/__init__.py", "inner/module.py"):
-        (tmp_path / "empty" / name).touch()
-
-    def cost(module: str) -> float:
-        environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"),
-                       "PYTHONDONTWRITEBYTECODE": ""}
-        return min(float(run(COST.format(module=module), **environment)) for _ in range(6))
-
-    assert cost("streambroker.kombu.register") - cost("empty.inner.module") < 1
+    """As installed, that is compiled; the best of many, since other programs run too."""
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    assert min(float(run(COST, **environment)) for _ in range(12)) < 1
 
 
 def test_entry_points_are_installed():
     (hook,) = entry_points(group="kombu.serializers", name="streambroker")
-    assert hook.value == "streambroker.kombu.register:serializer"
+    assert hook.value == "streambroker:serializer"
+    assert len(hook.load()) == 4
     (script,) = entry_points(group="console_scripts", name="streambroker")
     assert callable(script.load())
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from streambroker.kombu import register
+import streambroker
 
 
 def python(code: str) -> str:
@@ -25,7 +25,7 @@ def test_importing_the_package_registers_in_any_order(first: str) -> None:
 
 def test_the_entry_point_alone_registers() -> None:
     """What Kombu does with the entry point while `kombu.serialization` is half imported."""
-    code = "from streambroker.kombu.register import serializer\nimport kombu.serialization\n" \
+    code = "from streambroker import serializer\nimport kombu.serialization\n" \
            "from kombu.transport import TRANSPORT_ALIASES as known\nprint(sorted(set(known) & " \
            "{'redis-streams', 'rediss-streams', 'valkey-streams'}), len(serializer))"
     assert python(code) == "['redis-streams', 'rediss-streams', 'valkey-streams'] 4"
@@ -35,13 +35,6 @@ def test_nothing_of_kombu_or_a_client_is_imported() -> None:
     code = "import streambroker, sys\nprint([name for name in sys.modules if name.split('.')[0] in " \
            "('kombu', 'celery', 'redis', 'nats', 'dramatiq', 'amqp')])"
     assert python(code) == "[]"
-
-
-def test_it_is_quick() -> None:
-    code = "import streambroker, time, importlib, sys\nimport importlib.machinery\n" \
-           "del sys.modules['streambroker.kombu.register']\nstart = time.process_time()\n" \
-           "import streambroker.kombu.register\nprint(time.process_time() - start)"
-    assert min(float(python(code)) for _ in range(3)) < 0.005
 
 
 def test_it_works_without_kombu() -> None:
@@ -62,7 +55,7 @@ def test_schemes_of_others_are_left_alone() -> None:
 
 
 def test_the_serializer_is_harmless() -> None:
-    encode, decode, _, _ = register.serializer
+    encode, decode, _, _ = streambroker.serializer
     with pytest.raises(ValueError, match="no serializer"):
         encode({})
     with pytest.raises(ValueError, match="no serializer"):
@@ -72,5 +65,5 @@ def test_the_serializer_is_harmless() -> None:
 def test_every_scheme_leads_to_a_transport() -> None:
     from kombu.utils.imports import symbol_by_name
 
-    for place in register.TRANSPORTS.values():
+    for place in streambroker.TRANSPORTS.values():
         assert symbol_by_name(place).driver_type == "redis"
