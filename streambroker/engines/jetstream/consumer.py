@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: how long receiving waits until what was given back is in the store (seconds)
+PATIENCE = 0.1
+#: how long closing waits for the store (seconds)
+FAREWELL = 2.0
+
 
 class JetStreamConsumer:
     """See `streambroker.engine.Consumer`. Messages arrive in the link's thread and wait in their lanes."""
@@ -125,6 +130,15 @@ class JetStreamConsumer:
                 return
         self.hand_back([delivery])
 
+    def make_room(self) -> bool:
+        """Whether there is room for one more, which is taken."""
+        with self._lock:
+            self._pull.want -= 1
+            if self._pull.want >= 0:
+                return True
+            self._pull.want += 1
+            return False
+
     def refund(self) -> None:
         """One that came is none to hand out: there is room for another."""
         with self._lock:
@@ -163,8 +177,8 @@ class JetStreamConsumer:
         deadline = time.monotonic() + self._engine.settings.socket_timeout
         self._engine.settles.send_acks()
         with self._lock:
-            self._pull.want = limit - sum(len(lane.pool) for lane in self.lanes) - sum(
-                max(0, lane.outstanding) for lane in self.lanes)
+            self._pull.want = limit - self._intake.coming - sum(
+                len(lane.pool) + max(0, lane.outstanding) for lane in self.lanes)
             sweep = self._pull.begin(arm=False) if self._pull.want > 0 else None
         if sweep is None:
             self._engine.ping()
@@ -180,6 +194,9 @@ class JetStreamConsumer:
         if engine.chores:
             engine.chores.do()
         engine.settles.send_acks()
+        if engine.settles.returning:
+            # what was given back comes before what is new
+            engine.settles.wait(PATIENCE)
         if not engine.link.connected:
             self._unreachable()
         elif self._down_since is not None:
@@ -190,11 +207,12 @@ class JetStreamConsumer:
                 got = self._choice.pick(limit)
             if got:
                 self._turn = self._queues.index(got[-1].queue) + 1 if got[-1].queue in self._queues else 0
-            waiting = sum(len(lane.pool) for lane in self.lanes)
-            self._pull.want = limit - len(got) - waiting
-            if ask and not (got and limit == len(got)):
+            waiting = sum(len(lane.pool) for lane in self.lanes) + self._intake.coming
+            if limit > 0:
+                self._pull.want = limit - len(got) - waiting
+            if ask and limit > 0 and not (got and limit == len(got)):
                 self._pull.ask()
-        self._more = bool(waiting) and limit > len(got) and self._choice.due() == 0.0
+        self._more = any(lane.pool for lane in self.lanes) and limit > len(got) and self._choice.due() == 0.0
         return got
 
     def _unreachable(self) -> None:
@@ -224,6 +242,7 @@ class JetStreamConsumer:
     # ------------------------------------------------------------------ settling
     def ack(self, delivery: Delivery) -> None:
         if self._settling(delivery):
+            self._engine.holder.drop(delivery)
             self._engine.settles.ack(delivery.place.reply)
             if delivery.place.book is not None:
                 self._engine.books.close(delivery.place)
@@ -252,6 +271,7 @@ class JetStreamConsumer:
         if delivery.lost or self._engine.is_lost(delivery):
             delivery.lost = True
             logger.debug("the lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
+            self._engine.holder.drop(delivery)
             return
         self._engine.settles.put(Settle(mode, delivery, delay, reason))
 
@@ -278,6 +298,7 @@ class JetStreamConsumer:
             if id(delivery) not in kept:
                 self._settle(delivery, "back")
         self._engine.settles.send_acks()
+        self._engine.settles.wait(FAREWELL)
         self._engine.stop_consuming(self._queues, self)
         self._engine.consumer_closed(self)
         self._wakeup.close()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from .api import ApiError
-from .envelope import decode
+from .envelope import Envelope
 from .link import Frame, Listener, Reply
 from .names import Names, readable, token
 from .streams import NANO, SCHEDULES
@@ -33,6 +33,9 @@ QUEUE, TARGET = "Queue", "Target"
 #: headers of a schedule
 SCHEDULE, SCHEDULE_TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 
+#: the server looks at its schedules four times a second: they are set so much earlier, and consumers keep a message
+#: until it is due (seconds); shorter delays than BRIEF are the relay's
+AHEAD, BRIEF = 0.28, 1.0
 #: the durable of all relays
 RELAY = "relay"
 #: messages in one pull request, how long it lives and how often the server shows that it has it (seconds)
@@ -41,6 +44,8 @@ BATCH, EXPIRES, HEARTBEAT = 256, 30, 5
 ACK_WAIT = 5
 #: what is due so soon is kept here, and asked back from the server this much early: its timers are late (seconds)
 KEEP, EARLY = 0.05, 0.02
+#: what the server's clock is known to (seconds)
+DOUBT = 0.002
 #: how often an idle relay looks whether something waits (seconds)
 LOOK = 10.0
 #: pause after a failure (seconds)
@@ -72,23 +77,24 @@ def job_of(subject: str) -> str:
     return parts[4] if len(parts) > 4 else ""
 
 
-def delay_frame(engine: JetStreamEngine, queue: str, step: int, delay: float, data: bytes, unique: str) -> Frame:
-    """The publish of an envelope that is to be delivered in `delay` seconds, by the server's clock.
+def delay_frame(engine: JetStreamEngine, queue: str, step: int, delay: float, envelope: Envelope,
+                unique: str) -> Frame:
+    """The publish of a message that is to be delivered in `delay` seconds, by the server's clock.
 
     `unique` names this copy: the server drops a second one, and it must be a token of a subject.
     """
     names = engine.names
     due = min(math.ceil((engine.streams.now() + delay) * 1000), _END_OF_TIME)
-    job = mark(decode(data).message.id)
+    job = mark(envelope.message.id)
     transient = engine.queues.is_transient(queue)
     target = names.brief(queue, step) if transient else names.ready(queue, step)
-    if transient or engine.streams.known_level < SCHEDULES:
+    if transient or delay < BRIEF or engine.streams.known_level < SCHEDULES:
         headers = {MESSAGE_ID: unique, TARGET: target}
         if not readable(queue):
             headers[QUEUE] = json.dumps(queue)
-        return Frame(f"{names.lately(queue, step)}.{job}.{due}", data, "", headers)
-    when = datetime.fromtimestamp(due / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Frame(names.scheduled(queue, step, f"{job}.{unique}"), data, "",
+        return Frame(f"{names.lately(queue, step)}.{job}.{due}", envelope.encode(), "", headers)
+    when = datetime.fromtimestamp(due / 1000 - AHEAD, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Frame(names.scheduled(queue, step, f"{job}.{unique}"), envelope._replace(due=due).encode(), "",
                  {MESSAGE_ID: unique, SCHEDULE: f"@at {when}", SCHEDULE_TARGET: target})
 
 
@@ -111,21 +117,21 @@ class LateRelay:
     def __init__(self, engine: JetStreamEngine) -> None:
         self._engine = engine
         self._running = False
+        #: set by whatever may end a wait: a late publish, the end of a pull, a new connection
+        self._changed = asyncio.Event()
+        self._seen = False
+        self._pulls = 0
+        self._left = 0
+        self._problem = ""
+        self._heard = 0.0
+        self._back: list[Frame] = []
+        self._due: list[Reply] = []
+        self._bringing = False
+        self._listeners: list[Listener] = []
 
     def start(self) -> None:
         if not self._running:
             self._running = True
-            #: set by whatever may end a wait: a late publish, the end of a pull, a new connection
-            self._changed = asyncio.Event()
-            self._seen = False
-            self._pulls = 0
-            self._left = 0
-            self._problem = ""
-            self._heard = 0.0
-            self._back: list[Frame] = []
-            self._due: list[Reply] = []
-            self._bringing = False
-            self._listeners: list[Listener] = []
             self._engine.link.on_connect.append(self._reconnected)
             self._engine.link.spawn(self._run())
 
@@ -254,7 +260,7 @@ class LateRelay:
             self._changed.set()
 
     def _take(self, reply: Reply) -> None:
-        left = due_of(reply.subject) - self._engine.streams.now()
+        left = due_of(reply.subject) + DOUBT - self._engine.streams.now()
         if left > KEEP:
             self._give_back(reply, left - EARLY)
         elif left > 0:

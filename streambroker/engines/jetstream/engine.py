@@ -141,20 +141,10 @@ class JetStreamEngine:
                            str(problem.get("description", "")))
         return int(answer["seq"])
 
-    def forget_streams(self, subject: str, queue: str) -> None:
-        for stream in (self.names.stream(queue), self.names.late, self.names.transient):
-            self.streams.forget(stream)
-
-    def check_streams(self, subject: str, queue: str) -> None:
-        """Make the stream of a publish that nobody took. What fails shows at the next try."""
-        try:
-            if self.queues.is_transient(queue):
-                self.streams.ensure(self.names.transient)
-            self.streams.ensure(self.names.stream(queue), queue)
-            if subject.startswith(f"{self.names.root}.l."):
-                self.streams.ensure(self.names.late)
-        except (StoreConnectionError, StoreError) as error:
-            logger.debug("cannot make the stream of %r: %s", queue, error)
+    def stream_of(self, subject: str, queue: str) -> str:
+        """The stream that takes a publish."""
+        kind = subject[len(self.names.root):][:3]
+        return {".l.": self.names.late, ".t.": self.names.transient}.get(kind) or self.names.stream(queue)
 
     def settle_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it in the link's thread and wait for it, for some seconds at most."""
@@ -199,6 +189,8 @@ class JetStreamEngine:
         self._check()
         self.link.open(self.settings.socket_connect_timeout)
         self.settles.send_acks()
+        if self.settles.returning:
+            self.settles.wait(timeout)
         acks = self.settles.last_acks()
         if acks:
             self.link.requests(acks, timeout)
@@ -276,6 +268,7 @@ class JetStreamEngine:
                     self._consuming[queue] = left
                 else:
                     self._consuming.pop(queue, None)
+        self.settle_in_loop(self.watch.consuming_less)
 
     def consuming(self) -> list[str]:
         return sorted(self._consuming)
@@ -305,9 +298,11 @@ class JetStreamEngine:
         return bool(time.monotonic() - place.renewed > place.lease * 0.97)
 
     def let_go(self, delivery: Delivery) -> None:
-        """It is settled or lost."""
+        """It is settled or lost: no consumer has it any more."""
         holder = self.holder
-        holder.drop(delivery)
+        holder.take_back(delivery)
+        if delivery.lost:
+            holder.drop(delivery)
         trial = holder.trials.get(delivery.queue)
         if trial is None:
             return
@@ -328,6 +323,7 @@ class JetStreamEngine:
         """Too old to be delivered."""
         delivery.settled = True
         self.let_go(delivery)
+        self.holder.drop(delivery)
         self.settles.ack(delivery.place.reply)
         self.books.close(delivery.place)
 
@@ -384,9 +380,7 @@ class JetStreamEngine:
         for delivery in list(self.holder.held.values()):
             if not delivery.settled:
                 delivery.place.consumer.hand_back([delivery])
-        deadline = time.monotonic() + FAREWELL
-        while len(self.settles) and self.link.connected and time.monotonic() < deadline:
-            time.sleep(0.002)
+        self.settles.wait(FAREWELL)
         try:
             acks = self.settles.last_acks()
             if acks:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ...message import Message
 
-#: mark, version and flags, step, deliveries before this copy, first publish and life in ms, lengths of id and head
-_FIXED = struct.Struct(">2sBBIqqII")
+#: mark, version and flags, step, deliveries before this copy, first publish, due time and life in ms, lengths of id and
+#: head
+_FIXED = struct.Struct(">2sBBIqqqII")
 _MARK = b"SB"
 _VERSION = 1
 _RETURNED = 0x80
@@ -21,26 +22,28 @@ FOREVER = -1
 
 class Envelope(NamedTuple):
     """`first` is the POSIX time in ms of the first publish by the server's clock, 0: the time of the entry itself.
-    `before` counts the deliveries of earlier copies, `returned` tells whether it was delivered before."""
+    `due`, the same, is when it may be handed out at the earliest. `before` counts the deliveries of earlier copies, `returned` tells whether it was delivered before."""
 
     message: Message
     first: int = 0
     before: int = 0
     returned: bool = False
+    due: int = 0
 
     def encode(self) -> bytes:
         message = self.message
         name = message.id.encode("utf-8", "surrogateescape")
         life = FOREVER if message.expires is None else max(0, int(message.expires * 1000))
         flags = _VERSION | (_RETURNED if self.returned else 0)
-        head = _FIXED.pack(_MARK, flags, message.priority, self.before, self.first, life, len(name), len(message.head))
+        head = _FIXED.pack(_MARK, flags, message.priority, self.before, self.first, self.due, life, len(name),
+                           len(message.head))
         return b"".join((head, name, message.head, message.body))
 
 
 def decode(data: bytes) -> Envelope:
     """Raises ValueError when it is none of ours."""
     try:
-        mark, flags, step, before, first, life, name, head = _FIXED.unpack_from(data)
+        mark, flags, step, before, first, due, life, name, head = _FIXED.unpack_from(data)
     except struct.error as error:
         raise ValueError("too short to be one of our messages") from error
     start = _FIXED.size
@@ -50,4 +53,4 @@ def decode(data: bytes) -> Envelope:
     end = middle + head
     message = Message(data[end:], data[middle:end], data[start:middle].decode("utf-8", "surrogateescape"), step, 0.0,
                       None if life == FOREVER else life / 1000)
-    return Envelope(message, first, before, bool(flags & _RETURNED))
+    return Envelope(message, first, before, bool(flags & _RETURNED), due)

@@ -94,10 +94,14 @@ class Holder:
         self.handed.setdefault(delivery.queue, {})[delivery.place.key] = delivery
 
     def drop(self, delivery: Delivery) -> None:
-        """It is settled, or lost."""
+        """The server does not believe any more that it is here."""
         key = delivery.place.key
         if self.held.get(key) is delivery:
             del self.held[key]
+
+    def take_back(self, delivery: Delivery) -> None:
+        """No consumer has it any more."""
+        key = delivery.place.key
         out = self.handed.get(delivery.queue)
         if out is not None and out.get(key) is delivery:
             del out[key]
@@ -110,8 +114,10 @@ class Holder:
         """How many messages of `queue` are out."""
         return len(self.handed.get(queue, ()))
 
-    def listing(self) -> list[list[Any]]:
-        """What it holds, for others: queue, id, age, count, stream, durable, sequence."""
+    def listing(self, *, settling: bool) -> list[list[Any]]:
+        """What it holds, for others: queue, id, age, count, stream, durable, sequence; with `settling` also what is
+        about to leave."""
         now = time.monotonic()
         return [[each.queue, each.id, round(now - each.place.got, 3), each.count, *each.place.key[:1],
-                 each.place.durable, each.place.sequence] for each in list(self.held.values())]
+                 each.place.durable, each.place.sequence]
+                for each in list(self.held.values()) if settling or not each.settled]

@@ -133,8 +133,11 @@ class JetStreamInspector:
 
     # ------------------------------------------------------------------ dead letters
     def dead(self, queue: str) -> Iterator[DeadLetter]:
+        # the server removes old ones in its own time
+        oldest = self._engine.streams.now() - self._engine.settings.dead_letter_max_age
         for stored in walk(self._engine, self._names.dead, self._names.grave(queue)):
-            yield read_grave(queue, stored)
+            if stored.time >= oldest:
+                yield read_grave(queue, stored)
 
     def dead_remove(self, queue: str, ids: Collection[str]) -> int:
         return self._remove(self._names.dead, self._names.grave(queue), ids)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: messages that wait here for their time and take no room
+EARLY = 16
 #: pause before books are looked up again that could not be read
 AGAIN = 0.5
 
@@ -35,6 +37,9 @@ class Intake:
         self._engine = engine
         self._consumer = consumer
         self._waiting: deque[tuple[Lane, Delivery, bool]] = deque()
+        #: how many of them there are; they count as fetched
+        self.coming = 0
+        self._early = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -48,13 +53,14 @@ class Intake:
             known = self._engine.holder.held.get(place.key)
             if known is not None:
                 # the server took it from us and gave it back: whoever works on the first copy has lost it
-                known.lost = True
+                known.lost = not known.settled
                 self._engine.let_go(known)
             self._engine.holder.hold(delivery)
             self._engine.watch.changed()
         if place.raw == 1 and not surplus and self._idle.is_set():
             self._admit(lane, delivery)
             return
+        self.coming += 1
         self._waiting.append((lane, delivery, surplus))
         if self._idle.is_set():
             self._idle.clear()
@@ -88,12 +94,14 @@ class Intake:
                 for lane, delivery, surplus in batch:
                     if delivery.lost or self._engine.is_lost(delivery):
                         self._engine.let_go(delivery)
+                        self._engine.holder.drop(delivery)
                         self._consumer.refund()
                     elif surplus:
                         self._consumer.refund()
                         self._consumer.hand_back([delivery])
                     else:
                         self._admit(lane, delivery)
+                    self.coming -= 1
         finally:
             self._idle.set()
 
@@ -123,14 +131,39 @@ class Intake:
             engine.expire(delivery, self._consumer)
             self._consumer.refund()
             return
+        early = envelope.due / 1000 - engine.streams.now() if envelope.due else 0.0
+        if early > 0:
+            self._keep(lane, delivery, envelope, early)
+            return
+        if self._ready(delivery, envelope):
+            self._consumer.admit(lane, delivery)
+
+    def _ready(self, delivery: Delivery, envelope: Envelope) -> bool:
+        """Whether it may be handed out at all."""
         if self._consumer.no_ack:
-            engine.settles.ack(place.reply)
+            self._engine.settles.ack(delivery.place.reply)
             delivery.settled = True
-        elif place.raw > 1 or envelope.before or envelope.returned:
+        elif delivery.place.raw > 1 or envelope.before or envelope.returned:
             delivery.redelivered = True
-            if self._judge(delivery, envelope):
-                return
-        self._consumer.admit(lane, delivery)
+            return not self._judge(delivery, envelope)
+        return True
+
+    def _keep(self, lane: Lane, delivery: Delivery, envelope: Envelope, seconds: float) -> None:
+        """The server brings what waited a moment too early. A few of them take no room meanwhile."""
+        free = self._early < EARLY
+        self._early += 1
+        if free:
+            self._consumer.refund()
+        self._engine.link.call_later(seconds, lambda: self._ripe(lane, delivery, envelope, free=free))
+
+    def _ripe(self, lane: Lane, delivery: Delivery, envelope: Envelope, *, free: bool) -> None:
+        self._early -= 1
+        if delivery.settled or delivery.lost or self._consumer.closed:
+            return
+        if free and not self._consumer.make_room():
+            self._consumer.hand_back([delivery])
+        elif self._ready(delivery, envelope):
+            self._consumer.admit(lane, delivery)
 
     def _judge(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Count it; True when it is convicted of having killed its workers."""

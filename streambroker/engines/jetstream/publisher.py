@@ -4,6 +4,7 @@ for `duplicate_window` seconds."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -17,10 +18,13 @@ from .api import NOBODY, PAUSES, ApiError
 from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame, Reply
+from .names import readable
 from .streams import MESSAGE_TTL
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
+
+logger = logging.getLogger(__name__)
 
 _SEQUENCE = re.compile(rb'"seq": ?(\d+)')
 _MESSAGE_ID = "Nats-Msg-Id"
@@ -48,10 +52,16 @@ class Publisher:
         spec = self._engine.queues.learn(queue) if create else self._engine.queues.spec(queue)
         if spec is None and not create and not is_there(self._engine, queue):
             return []
+        if spec is None and not readable(queue):
+            # nothing else would tell its name
+            self._engine.queues.declare(QueueSpec(queue))
         last = self._engine.steps[-1]
         for step in {min(message.priority, last) for message in messages}:
             self._engine.queues.tell_step(queue, step)
         frames = [self._frame(queue, message, spec, last) for message in messages]
+        # known to be there after the first time
+        for stream in {self._engine.stream_of(frame.subject, queue) for frame in frames}:
+            self._engine.streams.ensure(stream, queue)
         ids = self.send(queue, frames)
         if spec is not None and spec.max_length:
             self._engine.trim(queue, spec.max_length)
@@ -77,8 +87,9 @@ class Publisher:
         self._count += 1
         unique = f"{self._name}-{self._count}"
         if message.delay > 0:
+            engine.streams.ensure(engine.names.stream(queue), queue)
             first = int(engine.streams.now() * 1000)
-            return delay_frame(engine, queue, step, message.delay, Envelope(message, first).encode(), unique)
+            return delay_frame(engine, queue, step, message.delay, Envelope(message, first), unique)
         headers = {_MESSAGE_ID: unique}
         if message.expires is not None and engine.streams.known_level >= MESSAGE_TTL:
             # whole seconds, 1 at least: consumers look at the exact time
@@ -120,14 +131,22 @@ class Publisher:
             if time.monotonic() + pause >= end:
                 break
             time.sleep(pause)
-            self._engine.check_streams(frames[left[0]].subject, queue)
+            self._remake(queue, frames[left[0]])
         raise problem or StoreConnectionError("the store did not answer in time")
+
+    def _remake(self, queue: str, frame: Frame) -> None:
+        """The stream of a publish that nobody took may be gone. What fails here shows at the next try."""
+        stream = self._engine.stream_of(frame.subject, queue)
+        self._engine.streams.forget(stream)
+        try:
+            self._engine.streams.ensure(stream, queue)
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("cannot make stream %s: %s", stream, error)
 
     def _sequence(self, queue: str, frame: Frame, reply: Reply | None) -> str:
         if reply is None:
             raise StoreConnectionError("the store did not confirm a publish in time")
         if reply.status == 503:
-            self._engine.forget_streams(frame.subject, queue)
             raise StoreUnavailable(NOBODY)
         found = _SEQUENCE.search(reply.data) if reply.data.startswith(b'{"stream"') else None
         if found:

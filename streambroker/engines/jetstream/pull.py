@@ -129,7 +129,7 @@ class Pull:
             self.sweep.left -= 1
             if self.sweep.left <= 0:
                 self._next(self.sweep)
-        return self.want >= 0 or len(self._lanes) == 1
+        return self.want >= 0
 
     def status(self, lane: Lane, reply: Reply) -> None:
         lane.heard = time.monotonic()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery
+from .api import ApiError
 from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame
@@ -63,6 +64,17 @@ class Settles:
 
     def __len__(self) -> int:
         return len(self._acks) + len(self._waiting) + self._busy
+
+    @property
+    def returning(self) -> bool:
+        """Whether something is on its way back to a queue."""
+        return bool(self._waiting or self._busy)
+
+    def wait(self, timeout: float) -> None:
+        """Until all is sent, in any thread but the link's."""
+        deadline = time.monotonic() + timeout
+        while len(self) and self._engine.link.connected and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     # ------------------------------------------------------------------ acks, any thread
     def ack(self, reply: str) -> None:
@@ -146,6 +158,11 @@ class Settles:
     async def _settle(self, batch: list[Settle]) -> None:
         """All of it may be repeated: what was given back has left `batch`'s caller only when this returns."""
         engine = self._engine
+        for settle in [each for each in batch if engine.is_lost(each.delivery)]:
+            # the link was down for too long: another process may have it
+            batch.remove(settle)
+            settle.delivery.lost = True
+            engine.holder.drop(settle.delivery)
         batch.sort(key=lambda settle: settle.delivery.place.key)
         if any(settle.delivery.place.recorded for settle in batch):
             await engine.watch.write_record()
@@ -165,17 +182,33 @@ class Settles:
                 await self.bury(settle)
             elif settle.mode == "later":
                 await self._move(settle)
-        done = time.monotonic()
         frames = [Frame(settle.delivery.place.reply, NAK if settle.delay <= 0 else
                         b'-NAK {"delay": %d}' % int(settle.delay * 1e9))
                   for settle in batch if settle.mode in ("back", "pass", "nack")]
-        if frames and not engine.link.post(frames):
-            raise StoreConnectionError("the link broke")
-        logger.debug("settled %d in %.3f s", len(batch), time.monotonic() - done)
+        if frames:
+            if not engine.link.post(frames[:-1]):
+                raise StoreConnectionError("the link broke")
+            # what was sent before is through when this is answered
+            await engine.link.ask(frames[-1], engine.settings.socket_timeout)
+        for settle in batch:
+            engine.holder.drop(settle.delivery)
+
+    async def _is_there(self, delivery: Delivery) -> bool:
+        """Whether it is still stored: its queue may have been deleted, or it was settled before a break."""
+        place = delivery.place
+        try:
+            await self._engine.api.acall(f"STREAM.MSG.GET.{place.stream}", {"seq": place.sequence})
+        except ApiError as error:
+            if error.missing:
+                return False
+            raise
+        return True
 
     async def bury(self, settle: Settle) -> None:
         """To the dead letters; from the queue only when it is stored there."""
         engine, delivery = self._engine, settle.delivery
+        if not await self._is_there(delivery):
+            return
         await engine.streams.aensure(engine.names.dead)
         await engine.store(grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name),
                            engine.names.dead)
@@ -188,10 +221,14 @@ class Settles:
         """A copy that waits takes its place; the id of the copy keeps a repetition from storing it twice."""
         engine, delivery = self._engine, settle.delivery
         place = delivery.place
+        if not await self._is_there(delivery):
+            return
         envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
         unique = f"later-{place.sequence}-{place.raw}"
-        frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope.encode(), unique)
-        await engine.store(frame, engine.names.stream(delivery.queue), delivery.queue)
+        frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
+        stream = engine.stream_of(frame.subject, delivery.queue)
+        await engine.streams.aensure(stream, delivery.queue)
+        await engine.store(frame, stream, delivery.queue)
         if not engine.link.post([Frame(place.reply, ACK)]):
             raise StoreConnectionError("the link broke")
         engine.books.close(place)

@@ -111,10 +111,26 @@ class Watch:
         """Forget the record; others need not look at it."""
         self._running = False
         if self._sequence:
-            await self._engine.api.acall(f"STREAM.PURGE.{self._engine.names.held}",
-                                         {"filter": self._engine.names.record(self._engine.holder.name)})
-            self._sequence = 0
-            self._engine.tell({"leave": self._engine.holder.name})
+            await self._remove_record()
+
+    async def consuming_less(self) -> None:
+        """Tell it to others."""
+        try:
+            if self._engine.consuming() or self._engine.holder.held:
+                await self.write_record()
+            elif self._sequence:
+                await self._remove_record()
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("cannot tell what is consumed: %s", error)
+
+    async def _remove_record(self) -> None:
+        await self._engine.api.acall(f"STREAM.PURGE.{self._engine.names.held}",
+                                     {"filter": self._engine.names.record(self._engine.holder.name)})
+        self._sequence = 0
+        for delivery in self._recorded:
+            delivery.place.recorded = False
+        self._recorded = []
+        self._engine.tell({"leave": self._engine.holder.name})
 
     def reconnected(self) -> None:
         """The record may be gone with the server, and with it what others know."""
@@ -124,16 +140,16 @@ class Watch:
             self._written = float("-inf")
 
     # ------------------------------------------------------------------ answering
-    def state(self) -> dict[str, Any]:
+    def state(self, *, settling: bool) -> dict[str, Any]:
         holder = self._engine.holder
         oldest = min((each.place.renewed for each in list(holder.held.values())), default=time.monotonic())
         return {"holder": holder.name, "host": socket.gethostname(), "pid": os.getpid(),
                 "queues": self._engine.consuming(), "lease": self.lease, "started": holder.started,
-                "age": round(time.monotonic() - oldest, 3), "held": holder.listing()}
+                "age": round(time.monotonic() - oldest, 3), "held": holder.listing(settling=settling)}
 
     def _asked(self, reply: Reply) -> None:
-        if reply.reply and (self._engine.consuming() or self._engine.holder.held):
-            data = json.dumps(self.state(), separators=(",", ":")).encode() if reply.data else b"1"
+        if reply.reply:
+            data = json.dumps(self.state(settling=True), separators=(",", ":")).encode() if reply.data else b"1"
             self._engine.link.post([Frame(reply.reply, data)])
 
     def _news(self, reply: Reply) -> None:
@@ -174,8 +190,8 @@ class Watch:
             engine = self._engine
             await engine.streams.aensure(engine.names.held)
             joined = not self._sequence
-            held = list(engine.holder.held.values())
-            data = json.dumps(self.state(), separators=(",", ":")).encode()
+            held = [each for each in list(engine.holder.held.values()) if not each.settled]
+            data = json.dumps(self.state(settling=False), separators=(",", ":")).encode()
             subject = engine.names.record(engine.holder.name)
             headers = {"Nats-Expected-Last-Subject-Sequence": str(self._sequence)}
             try:
@@ -236,7 +252,7 @@ class Watch:
                 if self._engine.is_lost(delivery):
                     delivery.lost = True
                     self._engine.let_go(delivery)
-                elif now - delivery.place.renewed > delivery.place.lease / 3:
+                elif not delivery.settled and now - delivery.place.renewed > delivery.place.lease / 3:
                     due.append(delivery)
             for start in range(0, len(due), 500):
                 part = due[start:start + 500]

@@ -83,7 +83,7 @@ class TestDelay:
         queue, engine = name(), engines()
         engine.publish(queue, messages(b"\x00\n\xff|\n", head=b'{"a": "\\n"}', id="id\nwith|odd signs", priority=2,
                                        delay=0.2))
-        engines.advance(0.2)
+        engines.advance(0.3)
         engine.publish(queue, messages("x", priority=3))
         got = drain(engine.consume([queue]), 2)
         first = got[0].message

@@ -22,7 +22,7 @@ class TestTransient:
         spec, engine = reply(0.5), engines()
         engine.declare(spec)
         engine.publish(spec.name, messages("a"), create=False)
-        engines.advance(0.6)
+        engines.advance(2.0)
         assert engine.publish(spec.name, messages("b"), create=False) == []
         assert engine.ready(spec.name) == 0
         until(lambda: engine.spec(spec.name) is None and spec.name not in engine.inspector().queues())
@@ -32,7 +32,7 @@ class TestTransient:
         engine.declare(spec)
         for _ in range(3):
             engine.publish(spec.name, messages("a"), create=False)
-            engines.advance(0.25)
+            engines.advance(0.8)
         assert engine.publish(spec.name, messages("a"), create=False) == []
 
     def test_a_new_declaration_keeps_it(self, engines: Engines) -> None:
