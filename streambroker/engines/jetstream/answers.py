@@ -73,7 +73,7 @@ class Answers:
 
     def refuse(self, subject: str, text: str) -> None:
         """The server takes nothing on `subject` from us: it answers with an error and no more."""
-        for token, (asker, index, asked) in list(self._askers.items()):
+        for token, (asker, index, asked) in self._askers.copy().items():
             if asked == subject:
                 self.remove([token])
                 asker.answer(index, Reply(subject, b"", "", 403, {"Description": text}))

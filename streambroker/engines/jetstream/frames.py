@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ...errors import ConfigurationError, MessageTooLarge
 
 _LINE = b"NATS/1.0"
+#: requests of one thread that are in flight at once, and their bytes
+_WINDOW, _WINDOW_BYTES = 500, 4 * 1024 * 1024
 
 
 class Frame(NamedTuple):
@@ -50,24 +53,42 @@ def encode(frame: Frame, limit: int, reply: str = "") -> bytes:
     over `limit` bytes: the server would close the connection. Raises ConfigurationError for a subject with a space or
     line break."""
     subject, data, given, headers = frame
+    _check_subject(subject)
+    if given:
+        _check_subject(given)
     reply = reply or given
-    words = f"{subject} {reply}" if reply else subject
-    if len(words.split()) != (2 if reply else 1) or not words.isprintable():
-        raise ConfigurationError(f"{subject!r} is no subject: a space or a line break is in it")
     if not headers:
         size = len(data)
-        head = f"PUB {words} {size}\r\n".encode()
+        head = f"PUB {subject} {reply} {size}\r\n".encode()
     else:
         block = header_block(headers)
         size = len(block) + len(data)
-        head = f"HPUB {words} {len(block)} {size}\r\n".encode() + block
+        head = f"HPUB {subject} {reply} {len(block)} {size}\r\n".encode() + block
     _check(size, limit)
     return b"".join((head, data, b"\r\n"))
 
 
-def check_size(frame: Frame, limit: int) -> None:
-    """Raises MessageTooLarge as `encode` does."""
-    _check(len(frame.data) + (len(header_block(frame.headers)) if frame.headers else 0), limit)
+def windows(frames: Sequence[Frame], limit: int) -> list[Sequence[Frame]]:
+    """Parts of `frames` to have in flight one after the other, bounded in number and bytes. Raises MessageTooLarge as
+    `encode` does, for any of them, when there are several."""
+    found: list[Sequence[Frame]] = []
+    start = size = 0
+    for index, frame in enumerate(frames):
+        if index > start and (index - start >= _WINDOW or size + len(frame.data) > _WINDOW_BYTES):
+            found.append(frames[start:index])
+            start, size = index, 0
+        size += len(frame.data)
+    if not start:
+        return [frames] if frames else []
+    for frame in frames:
+        _check(len(frame.data) + (len(header_block(frame.headers)) if frame.headers else 0), limit)
+    return [*found, frames[start:]]
+
+
+@lru_cache(4096)
+def _check_subject(subject: str) -> None:
+    if subject.split() != [subject] or not subject.isprintable():
+        raise ConfigurationError(f"{subject!r} is no subject: it is empty, or a space or a line break is in it")
 
 
 def _check(size: int, limit: int) -> None:

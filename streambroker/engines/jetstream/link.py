@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,7 +19,8 @@ from ...settings import Settings
 from .address import Address
 from .answers import Ask, Batch
 from .connection import Connection
-from .frames import Frame, Reply, check_size, encode
+from .frames import Frame, Reply, encode, windows
+from .session import Session
 from .waiter import make_waiter
 
 __all__ = ["Frame", "Link", "Listener", "Reply"]
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: requests of one thread that are in flight at once, and their bytes
-_WINDOW, _WINDOW_BYTES = 500, 4 * 1024 * 1024
 #: what the parent of a fork left behind: collecting it would close what is not the child's
 _graveyard: list[Connection] = []
 
@@ -88,6 +87,11 @@ class Link:
     def version(self) -> str:
         """The server's, such as 2.15.1; empty before the first connect."""
         return self._connection.version
+
+    @property
+    def session(self) -> Session | None:
+        """The present connection, for looking: at its server, and how to log in there; None while there is none."""
+        return self._connection.session
 
     @property
     def on_connect(self) -> list[Callable[[], None]]:
@@ -263,11 +267,7 @@ class Link:
         connection = self._connection
         answers, limit = connection.answers, connection.max_payload
         replies: list[Reply | None] = []
-        windows = list(_windows(frames))
-        if len(windows) > 1:
-            for frame in frames:
-                check_size(frame, limit)
-        for window in windows:
+        for window in windows(frames, limit):
             waiter = make_waiter()
             batch = Batch(len(window), waiter)
             tokens = [answers.add(batch, index, frame.subject) for index, frame in enumerate(window)]
@@ -284,15 +284,3 @@ class Link:
 
     def _unanswered(self, frame: Frame) -> StoreConnectionError:
         return StoreConnectionError(f"{self.address} gave no answer on {frame.subject} in time, or the link broke")
-
-
-def _windows(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    """Parts that are sent together: bounded in number and bytes."""
-    start = size = 0
-    for index, frame in enumerate(frames):
-        if index > start and (index - start >= _WINDOW or size + len(frame.data) > _WINDOW_BYTES):
-            yield frames[start:index]
-            start, size = index, 0
-        size += len(frame.data)
-    if start < len(frames):
-        yield frames[start:]
