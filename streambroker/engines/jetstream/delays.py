@@ -93,7 +93,8 @@ def delay_frame(engine: JetStreamEngine, queue: str, step: int, delay: float, en
         if not readable(queue):
             headers[QUEUE] = json.dumps(queue)
         return Frame(f"{names.lately(queue, step)}.{job}.{due}", envelope.encode(), "", headers)
-    when = datetime.fromtimestamp(due / 1000 - AHEAD, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    start = datetime.fromtimestamp(due / 1000 - AHEAD, timezone.utc)
+    when = start.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Frame(names.scheduled(queue, step, f"{job}.{unique}"), envelope._replace(due=due).encode(), "",
                  {MESSAGE_ID: unique, SCHEDULE: f"@at {when}", SCHEDULE_TARGET: target})
 

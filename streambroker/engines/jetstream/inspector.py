@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...message import DeadLetter, Delayed, Holding, InFlight, Message, QueueStats, Worker
 from .census import Census, Held
-from .delays import SCHEDULE, due_of, job_of, late_filter, mark, scheduled_filter
-from .envelope import decode
+from .delays import due_of, job_of, late_filter, mark, scheduled_filter
+from .envelope import Envelope, decode
 from .graves import queue_in, read_grave, replay_frame
 from .purge import drop_oldest, purge_ready
 from .stored import Stored, ask, ask_all, get_all, run, subjects, walk
-from .streams import posix
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -174,17 +173,17 @@ class JetStreamInspector:
     def delayed(self, queue: str) -> Iterator[Delayed]:
         names = self._names
         for stored in walk(self._engine, names.stream(queue), scheduled_filter(names, queue)):
-            due = stored.headers.get(SCHEDULE, "").removeprefix("@at ")
+            envelope = self._envelope(stored)
             number = ".".join(stored.subject.split(".")[3:])
-            yield Delayed(queue, number, self._message(stored), posix(due) if due else stored.time)
+            yield Delayed(queue, number, envelope.message, envelope.due / 1000 or stored.time)
         for stored in walk(self._engine, names.late, late_filter(names, queue)):
-            yield Delayed(queue, str(stored.sequence), self._message(stored), due_of(stored.subject))
+            yield Delayed(queue, str(stored.sequence), self._envelope(stored).message, due_of(stored.subject))
 
-    def _message(self, stored: Stored) -> Message:
+    def _envelope(self, stored: Stored) -> Envelope:
         try:
-            return decode(stored.data).message
+            return decode(stored.data)
         except ValueError:
-            return Message(stored.data, b"{}", "", self._names.step_of(stored.subject))
+            return Envelope(Message(stored.data, b"{}", "", self._names.step_of(stored.subject)))
 
     def delayed_remove(self, queue: str, ids: Collection[str]) -> int:
         names = self._names

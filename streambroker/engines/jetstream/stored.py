@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import heapq
+import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .api import ApiError
+from .api import MESSAGE_NOT_FOUND, ApiError
 from .frames import read_headers
 from .streams import posix
 
@@ -103,15 +105,15 @@ def walk(engine: JetStreamEngine, stream: str, covered: str) -> Iterator[Stored]
     The server finds only the next message after a sequence, so one after the other would be slow: the range is searched
     in parts that are split as long as there are few of them.
     """
-    last = run(engine, lambda: get(engine, stream, {"last_by_subj": covered}))
-    if last is None:
+    # servers before 2.12 may know of no last message of a subject from which some were deleted
+    info = run(engine, lambda: ask(engine, f"STREAM.INFO.{stream}"))
+    if info is None or not info["state"]["messages"]:
         return
-    parts = [(1, last.sequence)]
+    parts = [(int(info["state"]["first_seq"]), int(info["state"]["last_seq"]))]
     waiting: list[tuple[int, Stored]] = []
     while parts:
         turn, parts = parts[:WINDOW], parts[WINDOW:]
-        queries = [{"seq": start, "next_by_subj": covered} for start, _ in turn]
-        answers = run(engine, lambda: get_all(engine, stream, queries))  # noqa: B023 - used in this turn only
+        answers = _get_all_here(engine, stream, [{"seq": start, "next_by_subj": covered} for start, _ in turn])
         rest: list[tuple[int, int]] = []
         for (_, end), found in zip(turn, answers, strict=True):
             if found is None or found.sequence > end:
@@ -122,6 +124,21 @@ def walk(engine: JetStreamEngine, stream: str, covered: str) -> Iterator[Stored]
         parts = _split(rest, WINDOW - len(rest)) + parts
         while waiting and (not parts or waiting[0][0] < parts[0][0]):
             yield heapq.heappop(waiting)[1]
+
+
+def _get_all_here(engine: JetStreamEngine, stream: str, queries: Sequence[Mapping[str, Any]]) -> list[Stored | None]:
+    """As `get_all`, with most of the work in this thread: the link's has leases to renew."""
+    frames = [engine.api.frame(f"STREAM.MSG.GET.{stream}", query) for query in queries]
+    found: list[Stored | None] = []
+    for query, reply in zip(queries, engine.link.requests(frames, engine.settings.socket_timeout), strict=True):
+        answer = json.loads(reply.data) if reply is not None and not reply.status else {}
+        if "message" in answer:
+            found.append(_read(answer))
+        elif answer.get("error", {}).get("err_code") == MESSAGE_NOT_FOUND:
+            found.append(None)
+        else:
+            found.append(run(engine, partial(get, engine, stream, query)))
+    return found
 
 
 def _split(parts: list[tuple[int, int]], more: int) -> list[tuple[int, int]]:
