@@ -224,7 +224,7 @@ class Settles:
         if not await self._is_there(delivery):
             return
         envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
-        unique = f"later-{place.sequence}-{place.raw}"
+        unique = f"later-{place.stream}-{place.sequence}-{int(place.entered * 1000)}-{place.raw}"
         frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
         stream = engine.stream_of(frame.subject, delivery.queue)
         await engine.streams.aensure(stream, delivery.queue)
