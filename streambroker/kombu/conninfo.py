@@ -40,7 +40,7 @@ _KOMBU_OWN = frozenset({
 REDIS_CLIENT = frozenset({
     "username", "password", "credential_provider", "socket_keepalive_options", "db", "ssl", "ssl_ca_certs",
     "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname",
-    "ssl_ciphers", "ssl_min_version"})
+    "ssl_ciphers", "ssl_min_version", "client"})
 
 #: the same of NATS
 NATS_CLIENT = frozenset({
@@ -67,7 +67,9 @@ class Endpoint:
 
     @property
     def key(self) -> tuple[str, str, KombuOptions]:
-        return self.url, repr(sorted(self.options.items())), self.adapter
+        # the text of a client says not all of it
+        options = {name: id(value) if name == "client" else value for name, value in self.options.items()}
+        return self.url, repr(sorted(options.items())), self.adapter
 
 
 def redis_endpoint(connection: Connection) -> Endpoint:
@@ -85,6 +87,8 @@ def redis_endpoint(connection: Connection) -> Endpoint:
     if isinstance(tls, Mapping):
         options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
     host = connection.hostname or "localhost"
+    if options.get("client") is not None and not connection.hostname:
+        return Endpoint("redis-streams://", options, adapter)
     if "://" in host:
         return Endpoint(_nested_url(host), options, adapter)
     secure = bool(tls) or connection.transport_cls == "rediss-streams"

@@ -290,7 +290,9 @@ class Transport(base.Transport):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        return {"hostname": "localhost", "port": self.default_port}
+        # a client of redis-py says by itself where the store is
+        return {} if self.client.transport_options.get("client") else {
+            "hostname": "localhost", "port": self.default_port}
 
 
 class RedisStreamsTransport(Transport):

@@ -20,7 +20,7 @@ from ...settings import Settings
 CLIENT_OPTIONS = frozenset({
     "host", "port", "db", "path", "username", "password", "credential_provider", "socket_keepalive_options",
     "ssl", "ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data",
-    "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers"})
+    "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers", "client"})
 _TLS = frozenset({"rediss", "rediss-streams", "valkeys"})
 _REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -36,6 +36,11 @@ class Address:
             if name not in CLIENT_OPTIONS:
                 raise ConfigurationError(f"unknown option {name!r} in the URL")
         known.update({name: value for name, value in options.items() if value is not None})
+        if "client" in known:
+            if len(known) > 1 or parts.netloc or parts.path.strip("/"):
+                raise ConfigurationError("the option client says where the store is and how to log in: leave that out "
+                                         "of the URL (redis-streams://) and of the other options")
+            known = _like(known["client"])
         self.path = known.pop("path", None)
         if scheme == "unix" or scheme.endswith(("+unix", "+socket")):
             self.path = self.path or unquote(parts.path)
@@ -67,6 +72,21 @@ class Address:
         return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
 
     __repr__ = __str__
+
+
+def _like(client: Any) -> dict[str, Any]:
+    """Address, login and TLS of a client or pool of redis-py. It is looked at once, and neither used nor closed: its
+    repeats, time-outs and protocol are not what an engine needs."""
+    pool = client if isinstance(client, redis.ConnectionPool) else getattr(client, "connection_pool", None)
+    kind = getattr(pool, "connection_class", None)
+    if kind not in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection):
+        raise ConfigurationError(
+            f"the option client takes a redis.Redis or redis.ConnectionPool with a connection class of redis-py, not "
+            f"{type(client).__module__}.{type(client).__name__}: no asynchronous client, none of a Cluster or Sentinel "
+            "and no class of your own; use a URL and credential_provider")
+    known = {name: value for name, value in pool.connection_kwargs.items()  # type: ignore[union-attr]
+             if name in CLIENT_OPTIONS and value is not None}
+    return {**known, "ssl": kind is redis.SSLConnection}
 
 
 def _provider(given: Any) -> Any:
