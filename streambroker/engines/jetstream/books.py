@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StoreConnectionError
+from ...errors import StoreConnectionError, StoreError
 from .api import ApiError
 from .frames import Frame
 from .streams import MESSAGE_TTL
@@ -22,6 +23,8 @@ from .streams import MESSAGE_TTL
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
     from .holder import Place
+
+logger = logging.getLogger(__name__)
 
 #: seconds after which a server that can drops a book by itself
 KEEP = 30 * 86400
@@ -99,7 +102,10 @@ class Books:
             self._engine.link.spawn(self._purge(self._engine.names.book(place.stream, place.sequence)))
 
     async def _purge(self, subject: str) -> None:
-        await self._engine.api.acall(f"STREAM.PURGE.{self._engine.names.state}", {"filter": subject})
+        try:
+            await self._engine.api.acall(f"STREAM.PURGE.{self._engine.names.state}", {"filter": subject})
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("book %s is left: %s", subject, error)
 
 
 def _decode(data: bytes) -> Book:

@@ -7,6 +7,7 @@ it may not hand out now goes to others, uncounted, and comes back later when nob
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ...message import Delivery
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 #: longest time, in seconds, for which a last-chance message keeps others from its holder
 TRIAL = 5.0
-#: how long a message that was passed on is not offered again, by how often it was passed on (seconds)
-PASSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+#: how long a message that was passed on is not offered again, by how often it was passed on, and when so many were in
+#: the last second (seconds)
+PASSES, CROWD, CROWDED = (0.0, 0.05, 0.1, 0.2), 50, 1.0
 
 
 class Choice:
@@ -29,6 +31,7 @@ class Choice:
         self._engine = engine
         self._consumer = consumer
         self._until: float | None = None
+        self._passed: deque[float] = deque(maxlen=CROWD)
 
     def due(self) -> float | None:
         """Seconds until something that waits here may be handed out; None when nothing waits for a time."""
@@ -53,7 +56,7 @@ class Choice:
             if lane.queue in self._engine.holder.trials:
                 for delivery in [each for each in lane.pool if each.place.last]:
                     lane.pool.remove(delivery)
-                    self._pass_on(delivery)
+                    self.pass_on(delivery)
         return got
 
     def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
@@ -63,31 +66,36 @@ class Choice:
         company = holder.company(queue)
         wait = holder.waits.get(queue)
         lapsed = wait is not None and wait <= now
-        if wait is not None and not lapsed and company:
-            self._soon(wait)
-            return None
         trial = self._trial(queue, now)
         if trial is not None and trial.strict:
             self._soon(trial.until)
             return None
+        waits = wait is not None and not lapsed and company > 0
         if trial is None:
-            limit, waits = engine.queues.limit_of(queue), False
+            limit = engine.queues.limit_of(queue)
             for suspect in [each for each in pool if each.place.last]:
                 strict = suspect.count - 1 >= limit and not lapsed
                 if strict and company:
                     waits = True
                     continue
-                holder.waits.pop(queue, None)
+                if not waits:
+                    holder.waits.pop(queue, None)
                 self._try(suspect, strict=strict, alone=not company, now=now)
                 return suspect
-            if waits:
-                self._soon(holder.waits.setdefault(queue, now + self._time()))
-                return None
+        if waits:
+            self._soon(holder.waits.setdefault(queue, now + self._time()))
+            return None
         plain = next((each for each in pool if not each.place.last), None)
-        if plain is not None and trial is not None and trial.alone:
-            trial.alone = False
-            engine.note_company(trial)
+        if plain is not None:
+            self.joins(plain)
         return plain
+
+    def joins(self, delivery: Delivery) -> None:
+        """It may be handed out beside a message on trial: the book tells before that happens."""
+        trial = self._engine.holder.trials.get(delivery.queue)
+        if trial is not None and trial.alone and not trial.strict:
+            trial.alone = False
+            self._engine.note_company(trial)
 
     def _trial(self, queue: str, now: float) -> Trial | None:
         trial = self._engine.holder.trials.get(queue)
@@ -113,6 +121,15 @@ class Choice:
     def _soon(self, when: float) -> None:
         self._until = when if self._until is None else min(self._until, when)
 
-    def _pass_on(self, delivery: Delivery) -> None:
+    def on_trial(self, queue: str) -> bool:
+        """Whether another last-chance message of the queue is out."""
+        trial = self._engine.holder.trials.get(queue)
+        return trial is not None and trial.until > time.monotonic()
+
+    def pass_on(self, delivery: Delivery) -> None:
+        """To another process, or to this one later."""
+        now = time.monotonic()
         bounces = delivery.place.book.bounces if delivery.place.book else 0
-        self._consumer.pass_on(delivery, PASSES[min(bounces, len(PASSES) - 1)])
+        self._passed.append(now)
+        crowded = len(self._passed) == CROWD and self._passed[0] > now - 1.0
+        self._consumer.pass_on(delivery, CROWDED if crowded else PASSES[min(bounces, len(PASSES) - 1)])

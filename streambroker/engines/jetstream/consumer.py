@@ -123,8 +123,13 @@ class JetStreamConsumer:
 
     def admit(self, lane: Lane, delivery: Delivery) -> None:
         """It may be handed out."""
+        if delivery.place.last and self._choice.on_trial(lane.queue):
+            self._choice.pass_on(delivery)
+            self.refund()
+            return
         with self._lock:
             if lane in self.lanes:
+                self._choice.joins(delivery)
                 lane.put(delivery)
                 self._wakeup.set()
                 return
@@ -208,6 +213,9 @@ class JetStreamConsumer:
             if got:
                 self._turn = self._queues.index(got[-1].queue) + 1 if got[-1].queue in self._queues else 0
             waiting = sum(len(lane.pool) for lane in self.lanes) + self._intake.coming
+            if not got and any(lane.pool for lane in self.lanes):
+                # one that may not be handed out yet leaves its room to others
+                waiting -= 1
             if limit > 0:
                 self._pull.want = limit - len(got) - waiting
             if ask and limit > 0 and not (got and limit == len(got)):

@@ -44,8 +44,6 @@ BATCH, EXPIRES, HEARTBEAT = 256, 30, 5
 ACK_WAIT = 5
 #: what is due so soon is kept here, and asked back from the server this much early: its timers are late (seconds)
 KEEP, EARLY = 0.05, 0.02
-#: what the server's clock is known to (seconds)
-DOUBT = 0.002
 #: how often an idle relay looks whether something waits (seconds)
 LOOK = 10.0
 #: pause after a failure (seconds)
@@ -84,7 +82,7 @@ def delay_frame(engine: JetStreamEngine, queue: str, step: int, delay: float, en
     `unique` names this copy: the server drops a second one, and it must be a token of a subject.
     """
     names = engine.names
-    due = min(math.ceil((engine.streams.now() + delay) * 1000), _END_OF_TIME)
+    due = min(math.ceil((engine.streams.surely_ahead() + delay) * 1000), _END_OF_TIME)
     job = mark(envelope.message.id)
     transient = engine.queues.is_transient(queue)
     target = names.brief(queue, step) if transient else names.ready(queue, step)
@@ -165,12 +163,14 @@ class LateRelay:
 
     # ------------------------------------------------------------------ nothing waits
     async def _stored(self) -> int:
+        sent = time.monotonic()
         try:
             info = await self._engine.api.acall(f"STREAM.INFO.{self._engine.names.late}")
         except ApiError as error:
             if error.missing:
                 return 0
             raise
+        self._engine.streams.measure(info, sent)
         return int(info["state"]["messages"])
 
     async def _wait_for_work(self) -> None:
@@ -261,7 +261,7 @@ class LateRelay:
             self._changed.set()
 
     def _take(self, reply: Reply) -> None:
-        left = due_of(reply.subject) + DOUBT - self._engine.streams.now()
+        left = due_of(reply.subject) - self._engine.streams.surely_past()
         if left > KEEP:
             self._give_back(reply, left - EARLY)
         elif left > 0:

@@ -244,6 +244,8 @@ class JetStreamEngine:
     def start_consuming(self, queue: str, consumer: JetStreamConsumer) -> None:
         self.queues.learn(queue)
         if not consumer.no_ack:
+            # books are written without waiting
+            self.streams.ensure(self.names.state)
             with self._lock:
                 self._consuming[queue] = self._consuming.get(queue, 0) + 1
         with self._lock:

@@ -22,7 +22,8 @@ FOREVER = -1
 
 class Envelope(NamedTuple):
     """`first` is the POSIX time in ms of the first publish by the server's clock, 0: the time of the entry itself.
-    `due`, the same, is when it may be handed out at the earliest. `before` counts the deliveries of earlier copies, `returned` tells whether it was delivered before."""
+    `due`, the same, is when it may be handed out at the earliest. `before` counts the deliveries of earlier copies,
+    `returned` tells whether it was delivered before."""
 
     message: Message
     first: int = 0

@@ -131,7 +131,7 @@ class Intake:
             engine.expire(delivery, self._consumer)
             self._consumer.refund()
             return
-        early = envelope.due / 1000 - engine.streams.now() if envelope.due else 0.0
+        early = envelope.due / 1000 - engine.streams.surely_past() if envelope.due else 0.0
         if early > 0:
             self._keep(lane, delivery, envelope, early)
             return

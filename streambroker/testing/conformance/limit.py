@@ -115,10 +115,11 @@ class TestKilled:
         engine.publish(queue, messages("new"))
         got = drain(consumer, 4, timeout=engines.quiet or 0.01)
         assert sorted(bodies(got)) == ["a", "new"]
-        assert bodies(drain(engines(delivery_limit=2).consume([queue]), 3, timeout=engines.quiet or 0.01)) == ["b"]
+        another, = drain(engines(delivery_limit=2).consume([queue]), 3, timeout=2.0 if engines.quiet else 0.01)
         acked(consumer, [each for each in got if each.message.body == b"a"])
         last, = drain(consumer, 1)
-        assert (last.message.body, last.count) == (b"c", 2)
+        assert sorted([(another.message.body, another.count), (last.message.body, last.count)]) == [
+            (b"b", 2), (b"c", 2)]
 
     def test_a_delayed_reject_gets_a_last_chance_too(self, engines: Engines) -> None:
         queue, engine = name(), engines(delivery_limit=2)
@@ -246,12 +247,11 @@ class TestKilled:
     def test_from_a_limit_of_four_on_it_takes_two_lost_trials(self, engines: Engines) -> None:
         """A worker that was killed from outside convicts nobody by itself."""
         queue, watcher = name(), engines(delivery_limit=4)
-        watcher.publish(queue, messages("a", "b"))
+        watcher.publish(queue, messages("a"))
         first = watcher.consume([queue])
         for _ in range(2):
-            for delivery in drain(first, 2):
-                first.nack(delivery)
-        got = drain(first, 2, timeout=engines.quiet or 0.01)
+            first.nack(drain(first, 1)[0])
+        got = drain(first, 1)
         assert [(each.message.body, each.count) for each in got] == [(b"a", 3)]
         first.hand_back(got)
         first.close()
@@ -263,6 +263,7 @@ class TestKilled:
             mortal.die()
             engines.advance(LEASE)
         waiting = watcher.consume([queue])
+        watcher.publish(queue, messages("b"))
         assert bodies(drain(waiting, 1, LEASE + MARGIN)) == ["b"]
         until(lambda: dead(watcher, queue) == ["a"], LEASE + MARGIN)
 
