@@ -14,11 +14,16 @@ from importlib import import_module
 from typing import Any
 
 
+def is_gevent() -> bool:
+    """Whether threads are gevent's greenlets here."""
+    gevent = sys.modules.get("gevent.monkey")
+    return bool(gevent is not None and gevent.is_module_patched("threading"))
+
+
 def is_green() -> bool:
     """Whether threads are greenlets here."""
-    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    return bool(gevent is not None and gevent.is_module_patched("threading")
-                or eventlet is not None and eventlet.is_monkey_patched("thread"))
+    eventlet = sys.modules.get("eventlet.patcher")
+    return bool(is_gevent() or eventlet is not None and eventlet.is_monkey_patched("thread"))
 
 
 def original(module: str, name: str) -> Any:

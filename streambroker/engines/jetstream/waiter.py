@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 import select
 import threading
+from collections import deque
 from typing import Protocol
 
-from ...real import Wakeup, is_green, make_lock
+from ...real import Wakeup, is_gevent, is_green, make_lock
 
 
 class Waiter(Protocol):
@@ -40,7 +43,7 @@ class _LockWaiter:
 
 
 class _PipeWaiter:
-    """For greenlets: the patched select lets the others run meanwhile."""
+    """For eventlet, and for other OS threads than gevent's: the patched select lets other greenlets run meanwhile."""
 
     def __init__(self) -> None:
         self._wakeup = Wakeup()
@@ -55,5 +58,60 @@ class _PipeWaiter:
         self._wakeup.close()
 
 
+class _Pump:
+    """Sets the events of gevent's greenlets in their own OS thread, the main one: a thousand that wait share one pipe.
+    (eventlet's children would take what watches the pipe away from their parent: they share its epoll.)"""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._wakeup = Wakeup()
+        self._rung: deque[threading.Event] = deque()
+
+    def start(self) -> None:
+        # patched: a greenlet
+        _thread.start_new_thread(self._run, ())
+
+    def ring(self, event: threading.Event) -> None:
+        self._rung.append(event)
+        self._wakeup.set()
+
+    def _run(self) -> None:
+        while True:
+            select.select([self._wakeup.fileno()], [], [])
+            if self.pid != os.getpid():
+                return  # a copy in a forked child, which must not empty its parent's pipe
+            self._wakeup.clear()
+            while self._rung:
+                self._rung.popleft().set()
+
+
+class _GreenWaiter:
+    def __init__(self, pump: _Pump) -> None:
+        self._pump = pump
+        # patched: for greenlets of this OS thread alone
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._pump.ring(self._event)
+
+    def wait(self, timeout: float) -> bool:
+        return self._event.wait(min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+    def done(self) -> None:
+        pass
+
+
+_pump: _Pump | None = None
+
+
 def make_waiter() -> Waiter:
-    return _PipeWaiter() if is_green() else _LockWaiter()
+    global _pump
+    if not is_green():
+        return _LockWaiter()
+    if not is_gevent() or threading.get_native_id() != threading.main_thread().native_id:
+        return _PipeWaiter()
+    pump = _pump
+    if pump is None or pump.pid != os.getpid():
+        pump = _pump = _Pump()
+        pump.start()
+    return _GreenWaiter(pump)
