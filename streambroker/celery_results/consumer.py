@@ -54,11 +54,13 @@ class ResultConsumer(BaseResultConsumer):
         left: dict[str, list[AsyncResult]] = {}
         for each in _leaves(result):
             left.setdefault(self.backend.get_key_for_task(each.id), []).append(each)
-        yield self._take(self._present(left), left, on_message)
+        present = self._present(left)
+        seen = {key: value.sequence for key, value in present}
+        yield self._take(present, left, on_message)
         if result.on_ready.ready:
             return
         with self.backend.store.watch() as watch:
-            watch.add(left)
+            watch.add({key: seen.get(key, 0) for key in left})
             while not result.on_ready.ready:
                 remaining = end - time.monotonic()
                 if remaining <= 0:
@@ -111,7 +113,7 @@ class ResultConsumer(BaseResultConsumer):
             if self._unattended is None or self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._unattended = self.backend.store.watch()
-            self._unattended.add([self.backend.get_key_for_task(task_id)])
+            self._unattended.add({self.backend.get_key_for_task(task_id): 0})
 
     def cancel_for(self, task_id: str) -> None:
         """Takes no lock: results call it from their finalizers."""

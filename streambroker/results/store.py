@@ -131,7 +131,7 @@ class ResultStore:
             return found
         end = math.inf if timeout is None else time.monotonic() + timeout
         with self.watch() as watch:
-            watch.add([key])
+            watch.add({key: 0})
             while (left := end - time.monotonic()) > 0:
                 news = watch.take(left)
                 if news:

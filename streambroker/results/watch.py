@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 
@@ -41,9 +41,10 @@ class Watch:
         #: key -> sequence of what was told last; in the link's thread
         self.told: dict[str, int] = {}
 
-    def add(self, keys: Iterable[str]) -> None:
-        """Tell of these from now on: of the present value, if any, and of each that is put. Returns at once."""
-        self._watcher.add(self, list(keys))
+    def add(self, keys: Mapping[str, int]) -> None:
+        """Tell of these from now on: of the present value, unless its sequence is the one given (0: any), and of each
+        that is put. Returns at once."""
+        self._watcher.add(self, dict(keys))
 
     def discard(self, keys: Iterable[str]) -> None:
         """Tell no more of these. Takes no lock: the garbage collector may call it anywhere."""
@@ -118,7 +119,7 @@ class Watcher:
             if isinstance(error, AuthenticationError) or not isinstance(error, StoreConnectionError):
                 raise error
 
-    def add(self, watch: Watch, keys: Sequence[str]) -> None:
+    def add(self, watch: Watch, keys: Mapping[str, int]) -> None:
         self._link.call_soon(partial(self._add, watch, keys))
 
     def discard(self, watch: Watch, keys: Sequence[str]) -> None:
@@ -137,14 +138,14 @@ class Watcher:
         except Closed:
             return
 
-    def _add(self, watch: Watch, keys: Sequence[str]) -> None:
-        for key in keys:
+    def _add(self, watch: Watch, keys: Mapping[str, int]) -> None:
+        for key, sequence in keys.items():
             self._keys.setdefault(key, _Key(key)).watches.add(watch)
-            watch.told.setdefault(key, 0)
+            watch.told.setdefault(key, sequence)
         if self._timer is None:
             self._timer = self._link.call_later(_AGAIN, self._again)
         if self._link.connected:
-            self._look_for(keys)
+            self._look_for(list(keys))
 
     def _discard(self, watch: Watch, keys: Sequence[str]) -> None:
         for key in keys:
