@@ -43,6 +43,8 @@ TRANSPORTS = {
     "redis-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "rediss-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "valkey-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "jetstream": "streambroker.kombu.transport:JetStreamTransport",
+    "jetstream-tls": "streambroker.kombu.transport:JetStreamTransport",
     "streambroker-memory": "streambroker.kombu.transport:MemoryTransport",
 }
 _TABLE = "kombu.transport"
