@@ -268,6 +268,8 @@ class Link:
         answers, limit = connection.answers, connection.max_payload
         replies: list[Reply | None] = []
         for window in windows(frames, limit):
+            if replies and time.monotonic() >= deadline:
+                return replies + [None] * (len(frames) - len(replies))
             waiter = make_waiter()
             batch = Batch(len(window), waiter)
             tokens = [answers.add(batch, index, frame.subject) for index, frame in enumerate(window)]

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from ... import fork
 from ...real import is_green, original
@@ -38,26 +39,16 @@ _graveyard: list[object] = []
 class Ticket:
     """Requests that are under way."""
 
+    __slots__ = ("began", "frames", "left", "numbers", "replies", "unsent")
+
     def __init__(self, frames: Sequence[Frame], numbers: Sequence[int]) -> None:
         self.frames = frames
         self.numbers = numbers
         self.replies: list[Reply | None] = [None] * len(frames)
         self.left = len(frames)
         self.began = time.monotonic()
-        #: there is no plain connection to send them on
+        #: there was no plain connection to send them on
         self.unsent = False
-        self._turn = threading.Lock()
-        self._turn.acquire()
-
-    def wake(self) -> None:
-        """Whoever waits for it looks again."""
-        try:
-            self._turn.release()
-        except RuntimeError:
-            return  # is awake
-
-    def wait(self, timeout: float) -> None:
-        self._turn.acquire(timeout=timeout)
 
 
 class Plain:
@@ -75,14 +66,15 @@ class Plain:
         self._inbox = f"{self._link.address.inbox_prefix}.{secrets.token_hex(11)}"
         self._numbers = itertools.count(1)
         #: held by the one who sends and receives, for all
-        self._lock = threading.Lock()
+        self._lock: Any = threading.RLock()
+        #: between two steps of ours: an exception that a signal's handler raises, a time limit, say, may come there
+        self._midway = False
         self._wire: Wire | None = None
         #: of the link, when the plain connection was made
         self._epoch = 0
         self._queued: deque[tuple[Ticket, bytes]] = deque()
         #: what was sent and is not answered: number -> ticket, place in it
         self._sent: dict[int, tuple[Ticket, int]] = {}
-        self._waiting: dict[Ticket, None] = {}
         self._thread: int | None = None
         self._pause = _FIRST_PAUSE
         self._not_before = 0.0
@@ -94,31 +86,21 @@ class Plain:
 
     def requests(self, frames: Sequence[Frame], timeout: float) -> list[Reply | None]:
         """As `Link.requests`."""
-        if len(frames) == 1:
-            return self.finish(self.begin(frames, timeout), timeout)
         end = time.monotonic() + timeout
+        if len(frames) == 1:
+            return self.finish(self._queue(frames), timeout)
         replies: list[Reply | None] = []
         for window in windows(frames, self._link.max_payload):
-            ticket = self.begin(window, end - time.monotonic())
-            replies += self.finish(ticket, end - time.monotonic())
+            if replies and time.monotonic() >= end:
+                return replies + [None] * (len(frames) - len(replies))
+            replies += self.finish(self._queue(window), end - time.monotonic())
         return replies
 
     def begin(self, frames: Sequence[Frame], timeout: float) -> Ticket:
         """Send them, some hundreds at most. Raises as `requests`."""
-        ticket = Ticket(frames, [next(self._numbers) for _ in frames])
-        limit = self._link.max_payload
-        if not limit or not self._is_for_us():
-            ticket.unsent = True
-        else:
-            inbox = self._inbox
-            commands = [encode(frame, limit, f"{inbox}.{number}")
-                        for frame, number in zip(frames, ticket.numbers, strict=True)]
-            self._queued.append((ticket, b"".join(commands)))
-            while self._queued and self._lock.acquire(blocking=False):
-                try:
-                    self._send(timeout)
-                finally:
-                    self._release()
+        ticket = self._queue(frames)
+        if not ticket.unsent:
+            self._take_turn(None, time.monotonic() + timeout)
         if ticket.unsent:
             self._by_link(ticket, timeout)
         return ticket
@@ -126,77 +108,87 @@ class Plain:
     def finish(self, ticket: Ticket, timeout: float) -> list[Reply | None]:
         """Wait for the answers; None where none came in time or the connection broke."""
         end = time.monotonic() + timeout
-        self._waiting[ticket] = None
-        try:
-            while ticket.left > 0 and not ticket.unsent and (left := end - time.monotonic()) > 0:
-                if not self._lock.acquire(blocking=False):
-                    ticket.wait(left)
-                    continue
-                try:
-                    self._serve(ticket, end)
-                finally:
-                    self._waiting.pop(ticket, None)
-                    self._release()
-        finally:
-            self._waiting.pop(ticket, None)
-            if ticket.left > 0:
-                for number in ticket.numbers:
-                    self._sent.pop(number, None)
+        while ticket.left > 0 and not ticket.unsent and self._take_turn(ticket, end):
+            pass
         if ticket.unsent:
             self._by_link(ticket, end - time.monotonic())
+        elif ticket.left > 0:
+            self._give_up(ticket)
         return ticket.replies
+
+    def _queue(self, frames: Sequence[Frame]) -> Ticket:
+        ticket = Ticket(frames, [next(self._numbers) for _ in frames])
+        limit = self._link.max_payload
+        # a signal's handler may publish in the midst of our own sending
+        if not limit or not self._is_for_us() or self._lock._is_owned():
+            ticket.unsent = True
+            return ticket
+        inbox = self._inbox
+        commands = [encode(frame, limit, f"{inbox}.{number}")
+                    for frame, number in zip(frames, ticket.numbers, strict=True)]
+        self._queued.append((ticket, commands[0] if len(commands) == 1 else b"".join(commands)))
+        return ticket
 
     def close(self) -> None:
         """What waits for answers gets none; what comes later goes over the link."""
         self._not_before = float("inf")
-        if self._lock.acquire(timeout=1.0):
-            try:
-                self._break("closed")
-            finally:
-                self._release()
+        with self._lock:
+            self._break("closed")
 
     def after_fork(self) -> None:
         if self._pid != os.getpid():
             _graveyard.append((self._wire, self._lock))
             self._start()
 
-    # ------------------------------------------------------------------ with the lock
-
-    def _serve(self, ticket: Ticket, end: float) -> None:
-        """Send and receive for all until `ticket` is answered or its time is over."""
-        while ticket.left > 0 and not ticket.unsent:
-            left = end - time.monotonic()
-            if left <= 0:
-                if self._wire is not None and self._wire.heard < ticket.began:
-                    # not a word since: it may hang
-                    self._break("no answer in time")
-                return
+    def _take_turn(self, ticket: Ticket | None, end: float) -> bool:
+        """Send what all have queued, and, for a ticket, receive for all what comes within a moment. False when its time
+        is over."""
+        left = end - time.monotonic()
+        if left <= 0 or self._lock._is_owned():
+            return False
+        # only this statement lets go of the lock wherever an exception comes
+        with self._lock:
+            if self._midway:
+                # what came next would be taken for the rest of what was broken off
+                self._break("a caller was interrupted")
+            self._midway = True
             if self._queued:
                 self._send(left)
-            self._receive()
+            if ticket is not None and ticket.left > 0 and not ticket.unsent:
+                self._receive()
+            self._midway = False
+        return True
+
+    def _give_up(self, ticket: Ticket) -> None:
+        with self._lock:
+            ticket.left = 0
+            for number in ticket.numbers:
+                self._sent.pop(number, None)
+            if self._wire is not None and self._wire.heard < ticket.began:
+                self._break("not a word in time")
+
+    # ------------------------------------------------------------------ with the lock
 
     def _send(self, timeout: float) -> None:
         """Everything that is queued."""
         wire = self._ready(timeout)
         parts = []
         while self._queued:
-            ticket, data = self._queued.popleft()
-            if wire is None:
+            ticket, data = self._queued[0]
+            if not ticket.left:
+                pass  # given up meanwhile
+            elif wire is None:
                 ticket.unsent = True
-                ticket.wake()
-                continue
-            parts.append(data)
-            for index, number in enumerate(ticket.numbers):
-                self._sent[number] = ticket, index
+            else:
+                parts.append(data)
+                for index, number in enumerate(ticket.numbers):
+                    self._sent[number] = ticket, index
+            self._queued.popleft()
         if wire is not None and parts:
             try:
                 wire.send(parts[0] if len(parts) == 1 else b"".join(parts), timeout)
             except OSError as error:
                 self._break(error)
-            except BaseException:
-                # a time limit, say: the server would take what comes next for the rest of this
-                self._break("a send was interrupted")
-                raise
 
     def _receive(self, *, wait: bool = True) -> None:
         """What comes, or has come, soon."""
@@ -207,17 +199,13 @@ class Plain:
         except OSError as error:
             self._break(error)
             return
-        except BaseException:
-            self._break("a read was interrupted")
-            raise
         for number, reply in answers:
-            if not number:
-                numbers = [sent for sent, (ticket, index) in self._sent.copy().items()
-                           if ticket.frames[index].subject == reply.subject]
-            else:
-                numbers = [number]
-            for found in numbers:
-                self._answer(found, reply)
+            if number:
+                self._answer(number, reply)
+                continue
+            for sent, (ticket, index) in self._sent.copy().items():
+                if ticket.frames[index].subject == reply.subject:
+                    self._answer(sent, reply)
 
     def _answer(self, number: int, reply: Reply | None) -> None:
         entry = self._sent.pop(number, None)
@@ -225,8 +213,6 @@ class Plain:
             ticket, index = entry
             ticket.replies[index] = reply
             ticket.left -= 1
-            if not ticket.left:
-                ticket.wake()
 
     def _break(self, reason: object) -> None:
         """End the connection; nothing that was sent is answered any more."""
@@ -249,7 +235,7 @@ class Plain:
         if self._wire is None and session is not None and now >= self._not_before:
             self._epoch = self._link.epoch
             try:
-                self._wire = dial(session, self._link.address, self._settings, self._inbox)
+                self._wire = dial(session, self._link.address, self._settings, self._inbox, timeout)
             except (OSError, ValueError) as error:
                 logger.debug("no plain connection to %s, the link serves: %s", session.server, error)
                 self._not_before = now + self._pause
@@ -257,14 +243,6 @@ class Plain:
             else:
                 self._pause = _FIRST_PAUSE
         return self._wire
-
-    def _release(self) -> None:
-        """Whoever waits for answers may lead now."""
-        self._lock.release()
-        for ticket in list(self._waiting) if self._waiting else ():
-            if ticket.left > 0:
-                ticket.wake()
-                return
 
     # ------------------------------------------------------------------ without
 

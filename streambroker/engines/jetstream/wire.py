@@ -20,8 +20,8 @@ from .session import Session
 
 _DENIED = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 
-#: the longest wait of one `receive`: whoever receives may leave unsent for so long what others queue
-SLICE = 0.02
+#: the longest wait of one `receive`: so long others may have to wait for their turn
+SLICE = 0.01
 _NOT_NOW = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -120,10 +120,10 @@ class Wire:
                 raise StoreConnectionError("the login was answered by a refusal")
 
 
-def dial(session: Session, address: Address, settings: Settings, inbox: str) -> Wire:
-    """A connection to the server of `session` that hears what is sent to `inbox`.<number>. Raises OSError,
-    StoreConnectionError, ConfigurationError."""
-    timeout = settings.socket_connect_timeout
+def dial(session: Session, address: Address, settings: Settings, inbox: str, timeout: float) -> Wire:
+    """A connection to the server of `session` that hears what is sent to `inbox`.<number>, each step within `timeout`
+    seconds and the set limit. Raises OSError, StoreConnectionError, ConfigurationError."""
+    timeout = min(settings.socket_connect_timeout, max(timeout, SLICE))
     server = session.server
     sock: Any = socket.create_connection((server.host, server.port), timeout)
     try:
