@@ -41,9 +41,9 @@ RELAY = "relay"
 #: messages in one pull request, how long it lives and how often the server shows that it has it (seconds)
 BATCH, EXPIRES, HEARTBEAT = 256, 30, 5
 #: what an ended relay had goes to others after this time (seconds)
-ACK_WAIT = 5
+ACK_WAIT = 3
 #: what is due so soon is kept here, and asked back from the server this much early: its timers are late (seconds)
-KEEP, EARLY = 0.05, 0.02
+KEEP, EARLY = 0.25, 0.15
 #: how often an idle relay looks whether something waits (seconds)
 LOOK = 10.0
 #: pause after a failure (seconds)
@@ -124,6 +124,7 @@ class LateRelay:
         self._problem = ""
         self._heard = 0.0
         self._back: list[Frame] = []
+        self._kept: dict[str, tuple[Reply, asyncio.TimerHandle]] = {}
         self._due: list[Reply] = []
         self._bringing = False
         self._listeners: list[Listener] = []
@@ -141,6 +142,11 @@ class LateRelay:
             self._changed.set()
             for listener in self._listeners:
                 listener.close()
+            for reply, timer in self._kept.values():
+                timer.cancel()
+                self._give_back(reply, max(0.001, due_of(reply.subject) - self._engine.streams.now()))
+            self._kept.clear()
+            self._send_back()
 
     def _reconnected(self) -> None:
         """The server has forgotten the pull."""
@@ -265,12 +271,16 @@ class LateRelay:
         if left > KEEP:
             self._give_back(reply, left - EARLY)
         elif left > 0:
-            self._engine.link.call_later(left, lambda: self._take(reply))
+            self._kept[reply.reply] = reply, self._engine.link.call_later(left, lambda: self._ripe(reply))
         else:
             self._due.append(reply)
             if not self._bringing:
                 self._bringing = True
                 self._engine.link.spawn(self._bring())
+
+    def _ripe(self, reply: Reply) -> None:
+        self._kept.pop(reply.reply, None)
+        self._take(reply)
 
     def _give_back(self, reply: Reply, delay: float) -> None:
         if not self._back:
@@ -279,8 +289,9 @@ class LateRelay:
 
     def _send_back(self) -> None:
         # what is not sent comes again after ACK_WAIT
-        self._engine.link.post(self._back)
-        self._back = []
+        if self._back:
+            self._engine.link.post(self._back)
+            self._back = []
 
     async def _bring(self) -> None:
         try:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NANO = 1_000_000_000
+#: how far two clocks drift apart in a second, and the largest error that is reckoned with (seconds)
+DRIFT, WRONG = 1e-4, 0.1
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
 
@@ -42,9 +44,10 @@ class Streams:
         self._settings = settings
         self._known: set[str] = set()
         self._level: int | None = None
-        #: server clock minus ours, and the round trip of the measurement
-        self._offset = 0.0
-        self._measured = float("-inf")
+        #: the server's clock less our monotonic one, how wrong that may have been and when
+        self._offset = time.time() - time.monotonic()
+        self._doubt = float("inf")
+        self._measured = time.monotonic()
 
     # The server
 
@@ -66,26 +69,39 @@ class Streams:
         return self._level
 
     def now(self) -> float:
-        """POSIX time by the server's clock."""
-        return time.time() + self._offset
+        """POSIX time by the server's clock, as good as it is known."""
+        return time.monotonic() + self._offset
+
+    def surely_past(self) -> float:
+        """POSIX time that the server's clock has reached whatever the measurement was worth."""
+        return self.now() - min(self._error(), WRONG)
+
+    def surely_ahead(self) -> float:
+        """The same for the time that it has not passed."""
+        return self.now() + min(self._error(), WRONG)
+
+    def _error(self) -> float:
+        return self._doubt + DRIFT * (time.monotonic() - self._measured)
 
     def measure(self, answer: Mapping[str, Any], sent: float) -> None:
-        """Learn the server's clock from the `ts` of an answer to a request that was sent at `sent` (time.time())."""
-        stamp = answer.get("ts")
-        if stamp:
-            self._offset = posix(stamp) - (sent + time.time()) / 2
-            self._measured = time.monotonic()
+        """Learn the server's clock from the `ts` of an answer to a request that was sent at `sent` (time.monotonic()),
+        if that tells more than what is known."""
+        stamp, received = answer.get("ts"), time.monotonic()
+        doubt = (received - sent) / 2
+        if stamp and doubt < self._error():
+            self._offset = posix(stamp) - (sent + received) / 2
+            self._doubt, self._measured = doubt, received
 
     @property
     def clock_is_old(self) -> bool:
-        return time.monotonic() - self._measured > 60
+        return self._doubt == float("inf") or time.monotonic() - self._measured > 60
 
     # The streams
 
     def ensure(self, stream: str, queue: str = "") -> None:
         """Make it unless it is known to be there; `queue` names whose stream it is."""
         if stream not in self._known:
-            sent = time.time()
+            sent = time.monotonic()
             self._made(stream, self._create(stream, queue), sent)
 
     def _create(self, stream: str, queue: str) -> dict[str, Any]:
@@ -99,7 +115,7 @@ class Streams:
     async def aensure(self, stream: str, queue: str = "") -> None:
         if stream in self._known:
             return
-        sent, patience = time.time(), self._settings.reconnect_timeout
+        sent, patience = time.monotonic(), self._settings.reconnect_timeout
         try:
             answer = await self._api.acall(
                 f"STREAM.CREATE.{stream}", self._config(stream, queue, await self.alevel()), patience=patience)

@@ -96,7 +96,7 @@ class Watch:
                 self._looking = True
                 self._engine.link.spawn(self._look())
         if self._engine.streams.clock_is_old:
-            sent = time.time()
+            sent = time.monotonic()
             self._engine.streams.measure(
                 await self._engine.api.acall(f"STREAM.INFO.{self._engine.names.held}"), sent)
 
