@@ -343,6 +343,18 @@ def test_a_frozen_server_costs_the_time_given_and_no_more(own: NatsServer, make:
     own.thaw()
 
 
+def test_an_answer_that_nobody_waits_for_any_more_harms_nobody(own: NatsServer, make: Make,
+                                                              caplog: pytest.LogCaptureFixture) -> None:
+    link = make(own.url())
+    first, second = link.listen("t.1", Heard()), link.listen("t.2", Heard())
+    own.freeze()
+    first.drain_now(0.1)
+    second.drain_now(0.1)
+    own.thaw()
+    assert link.request(NOBODY, 5).status == 503
+    assert (link.epoch, [record for record in caplog.records if record.levelno >= logging.ERROR]) == (1, [])
+
+
 def test_a_hung_connection_is_given_up_and_replaced(own: NatsServer, make: Make,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Words pass no more, no socket tells; with bytes still unsent, too."""

@@ -80,13 +80,20 @@ class Session:
 
     async def flush(self, timeout: float) -> None:
         """Return when the server has handled everything written before, and everything it sent before was handed over.
-        Raises StoreConnectionError."""
+        Raises StoreConnectionError; a connection that does not answer in time is ended."""
+        # shielded: nats-py stumbles over an answer that nobody waits for any more
+        ping = asyncio.ensure_future(self._ping(timeout))
+        ping.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(ping)
+        if not self.alive:
+            raise StoreConnectionError(f"the connection to {self.server} broke")
+
+    async def _ping(self, timeout: float) -> None:
         try:
             await self._client.flush(max(timeout, 0.001))  # type: ignore[arg-type]
         except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
+            _drop(self._client, self._loop)
             raise translate(error, self.server) from error
-        if not self.alive:
-            raise StoreConnectionError(f"the connection to {self.server} broke")
 
     def discovered(self) -> list[Server]:
         """Servers of the cluster, as this one tells."""
