@@ -180,7 +180,7 @@ class JetStreamConsumer:
         if limit <= 0:
             return []
         deadline = time.monotonic() + self._engine.settings.socket_timeout
-        self._engine.settles.send_acks()
+        self._engine.settled(PATIENCE)
         with self._lock:
             self._pull.want = limit - self._intake.coming - sum(
                 len(lane.pool) + max(0, lane.outstanding) for lane in self.lanes)
@@ -190,7 +190,11 @@ class JetStreamConsumer:
         while sweep is not None and not sweep.done and time.monotonic() < deadline:
             self._wait(0.2)
         self._engine.settle_in_loop(self._intake.finish)
-        return self._take(limit, ask=False)
+        got = self._take(limit, ask=False)
+        with self._lock:
+            # nothing is asked for beyond this call
+            self._pull.want = sum(max(0, lane.outstanding) for lane in self.lanes)
+        return got
 
     def _take(self, limit: int, *, ask: bool = True) -> list[Delivery]:
         self._check()
@@ -198,10 +202,8 @@ class JetStreamConsumer:
         engine = self._engine
         if engine.chores:
             engine.chores.do()
-        engine.settles.send_acks()
-        if engine.settles.returning:
-            # what was given back comes before what is new
-            engine.settles.wait(PATIENCE)
+        # what was given back comes before what is new
+        engine.settled(PATIENCE)
         if not engine.link.connected:
             self._unreachable()
         elif self._down_since is not None:

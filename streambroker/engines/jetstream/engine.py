@@ -188,13 +188,17 @@ class JetStreamEngine:
         """What all processes hold, after our own acks are through. Raises StoreConnectionError, StoreError."""
         self._check()
         self.link.open(self.settings.socket_connect_timeout)
-        self.settles.send_acks()
-        if self.settles.returning:
-            self.settles.wait(timeout)
+        self.settled(timeout)
         acks = self.settles.last_acks()
         if acks:
             self.link.requests(acks, timeout)
         return self.link.run(partial(take_census, self, timeout), self.settings.socket_timeout)
+
+    def settled(self, timeout: float) -> None:
+        """Send acks, and wait until what was given back or up is in the store, `timeout` seconds at most."""
+        self.settles.send_acks()
+        if self.settles.returning:
+            self.settles.wait(timeout)
 
     def trim(self, queue: str, most: int) -> None:
         """Remove the oldest ready messages beyond `most`."""

@@ -27,6 +27,8 @@ _SCHEDULED = re.compile(r"\d+\.[0-9a-f]{16}\.[A-Za-z0-9_=-]+")
 PAGE = 500
 #: more jobs than this are looked up in one list of all that wait
 FEW = 20
+#: how long a look at the dead letters waits for our own that are on their way (seconds)
+SETTLING = 0.5
 #: unsettled messages among which the oldest ready one is looked for
 DEPTH = 1000
 
@@ -132,6 +134,7 @@ class JetStreamInspector:
 
     # ------------------------------------------------------------------ dead letters
     def dead(self, queue: str) -> Iterator[DeadLetter]:
+        self._engine.settled(SETTLING)
         # the server removes old ones in its own time
         oldest = self._engine.streams.now() - self._engine.settings.dead_letter_max_age
         for stored in walk(self._engine, self._names.dead, self._names.grave(queue)):
