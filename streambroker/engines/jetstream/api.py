@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StoreConnectionError, StoreError, StoreUnavailable
+from ...errors import AuthenticationError, StoreConnectionError, StoreError, StoreUnavailable
 from .frames import Frame, Reply
 from .link import Link
 
@@ -59,6 +59,8 @@ class Api:
         while True:
             try:
                 return self.read(request, self._link.request(frame, timeout or self._settings.socket_timeout))
+            except AuthenticationError:
+                raise
             except StoreConnectionError:
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if time.monotonic() + pause >= end:
@@ -74,6 +76,8 @@ class Api:
         while True:
             try:
                 return self.read(request, await self._link.ask(frame, timeout))
+            except AuthenticationError:
+                raise
             except StoreConnectionError:
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if time.monotonic() + pause >= end:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: longest time, in seconds, for which a last-chance message keeps others from its holder
 TRIAL = 5.0
+#: how long a last-chance message waits here for its turn (seconds)
+PARK = 0.25
 #: how long a message that was passed on is not offered again, by how often it was passed on, and when so many were in
 #: the last second (seconds)
 PASSES, CROWD, CROWDED = (0.0, 0.05, 0.1, 0.2), 50, 1.0
@@ -53,11 +55,19 @@ class Choice:
                 if not self._consumer.no_ack:
                     self._engine.holder.hand(delivery)
                 got.append(delivery)
-            if lane.queue in self._engine.holder.trials:
-                for delivery in [each for each in lane.pool if each.place.last]:
-                    lane.pool.remove(delivery)
-                    self.pass_on(delivery)
+        self.release(now)
         return got
+
+    def release(self, now: float) -> None:
+        """What waits behind a message on trial goes to others after a moment: most trials are short."""
+        for lane in self._consumer.lanes:
+            if lane.pool and lane.queue in self._engine.holder.trials:
+                for delivery in [each for each in lane.pool if each.place.last]:
+                    if now - delivery.place.got >= PARK:
+                        lane.pool.remove(delivery)
+                        self._pass_on(delivery, now)
+                    else:
+                        self._soon(delivery.place.got + PARK)
 
     def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
         engine, holder = self._engine, self._engine.holder
@@ -121,14 +131,8 @@ class Choice:
     def _soon(self, when: float) -> None:
         self._until = when if self._until is None else min(self._until, when)
 
-    def on_trial(self, queue: str) -> bool:
-        """Whether another last-chance message of the queue is out."""
-        trial = self._engine.holder.trials.get(queue)
-        return trial is not None and trial.until > time.monotonic()
-
-    def pass_on(self, delivery: Delivery) -> None:
+    def _pass_on(self, delivery: Delivery, now: float) -> None:
         """To another process, or to this one later."""
-        now = time.monotonic()
         bounces = delivery.place.book.bounces if delivery.place.book else 0
         self._passed.append(now)
         crowded = len(self._passed) == CROWD and self._passed[0] > now - 1.0

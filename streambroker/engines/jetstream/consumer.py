@@ -39,6 +39,9 @@ class JetStreamConsumer:
         self.lanes: list[Lane] = []
         self._queues: list[str] = []
         self._turn = 0
+        self._refunds = 0
+        #: messages that came and wait in no lane yet
+        self._coming = 0
         self._lock = make_lock()
         self._wakeup = Wakeup()
         self._more = False
@@ -87,11 +90,7 @@ class JetStreamConsumer:
 
     def _close_lanes(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
-            if lane.listener is not None and self._engine.link.connected:
-                # what the server sent before it knew has arrived when this returns
-                lane.listener.drain_now(1.0)
-            elif lane.listener is not None:
-                lane.listener.close()
+            lane.close()
         self._engine.settle_in_loop(self._intake.finish)
         with self._lock:
             waiting = [delivery for lane in lanes for delivery in lane.pool]
@@ -119,15 +118,13 @@ class JetStreamConsumer:
             return
         with self._lock:
             room = self._pull.arrived(lane)
+            self._coming += 1
         self._intake.take(lane, reply, surplus=not room)
 
     def admit(self, lane: Lane, delivery: Delivery) -> None:
         """It may be handed out."""
-        if delivery.place.last and self._choice.on_trial(lane.queue):
-            self._choice.pass_on(delivery)
-            self.refund()
-            return
         with self._lock:
+            self._coming -= 1
             if lane in self.lanes:
                 self._choice.joins(delivery)
                 lane.put(delivery)
@@ -138,20 +135,24 @@ class JetStreamConsumer:
     def make_room(self) -> bool:
         """Whether there is room for one more, which is taken."""
         with self._lock:
+            if self._pull.want <= 0:
+                return False
             self._pull.want -= 1
-            if self._pull.want >= 0:
-                return True
-            self._pull.want += 1
-            return False
+            self._coming += 1
+            return True
 
     def refund(self) -> None:
         """One that came is none to hand out: there is room for another."""
         with self._lock:
+            self._refunds += 1
+            self._coming -= 1
             self._pull.want += 1
             self._pull.ask()
 
     def look(self, now: float) -> None:
+        """Now and then, though nobody may drive the consumer."""
         with self._lock:
+            self._choice.release(now)
             self._pull.look(now)
 
     def reconnected(self) -> None:
@@ -177,12 +178,27 @@ class JetStreamConsumer:
 
     def fetch(self, limit: int = 1) -> list[Delivery]:
         self._check()
-        if limit <= 0:
-            return []
+        got: list[Delivery] = []
         deadline = time.monotonic() + self._engine.settings.socket_timeout
         self._engine.settled(PATIENCE)
+        self._pull.single = True
+        try:
+            while len(got) < limit and time.monotonic() < deadline:
+                before = self._refunds
+                got += self._fetch(limit - len(got), deadline)
+                if self._refunds == before:
+                    break
+        finally:
+            self._pull.single = False
         with self._lock:
-            self._pull.want = limit - self._intake.coming - sum(
+            # nothing is asked for beyond this call
+            self._pull.want = sum(max(0, lane.outstanding) for lane in self.lanes)
+        return got
+
+    def _fetch(self, limit: int, deadline: float) -> list[Delivery]:
+        """Of what came some may be refunded."""
+        with self._lock:
+            self._pull.want = limit - self._coming - sum(
                 len(lane.pool) + max(0, lane.outstanding) for lane in self.lanes)
             sweep = self._pull.begin(arm=False) if self._pull.want > 0 else None
         if sweep is None:
@@ -190,11 +206,7 @@ class JetStreamConsumer:
         while sweep is not None and not sweep.done and time.monotonic() < deadline:
             self._wait(0.2)
         self._engine.settle_in_loop(self._intake.finish)
-        got = self._take(limit, ask=False)
-        with self._lock:
-            # nothing is asked for beyond this call
-            self._pull.want = sum(max(0, lane.outstanding) for lane in self.lanes)
-        return got
+        return self._take(limit, ask=False)
 
     def _take(self, limit: int, *, ask: bool = True) -> list[Delivery]:
         self._check()
@@ -214,7 +226,7 @@ class JetStreamConsumer:
                 got = self._choice.pick(limit)
             if got:
                 self._turn = self._queues.index(got[-1].queue) + 1 if got[-1].queue in self._queues else 0
-            waiting = sum(len(lane.pool) for lane in self.lanes) + self._intake.coming
+            waiting = sum(len(lane.pool) for lane in self.lanes) + self._coming
             if not got and any(lane.pool for lane in self.lanes):
                 # one that may not be handed out yet leaves its room to others
                 waiting -= 1

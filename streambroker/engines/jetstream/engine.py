@@ -26,12 +26,13 @@ from .books import Books
 from .census import Census, take_census
 from .consumer import JetStreamConsumer
 from .delays import LateRelay
-from .frames import Frame, Reply
+from .frames import Frame
 from .holder import Holder, Trial
 from .inspector import JetStreamInspector
 from .janitor import RowJanitor
 from .link import Link
 from .names import Names
+from .plain import Plain
 from .publisher import Publisher
 from .queues import Queues
 from .settles import Settles
@@ -66,6 +67,7 @@ class JetStreamEngine:
         self.queues = Queues(self)
         self.books = Books(self)
         self.settles = Settles(self)
+        self.plain = Plain(self.link, settings)
         self._publisher = Publisher(self)
         self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
         self._start()
@@ -111,15 +113,14 @@ class JetStreamEngine:
     def _disconnected(self) -> None:
         for consumer in self.consumers_open():
             consumer.wake()
+        for subscription in list(self._subscriptions):
+            subscription.wake()
 
     def ping(self, timeout: float = 5.0) -> float:
         start = time.monotonic()
         self._check()
         self.api.call("INFO", patience=0.0, timeout=timeout)
         return time.monotonic() - start
-
-    def requests(self, frames: Sequence[Frame], timeout: float) -> list[Reply | None]:
-        return self.link.requests(frames, timeout)
 
     async def store(self, frame: Frame, stream: str, queue: str = "") -> int:
         """Publish in the link's thread; the sequence. Raises ApiError, StoreError, StoreConnectionError."""
@@ -219,6 +220,7 @@ class JetStreamEngine:
 
     def flush(self) -> None:
         self._check()
+        self._publisher.flush()
 
     def broadcast(self, topic: str, message: Message, key: str = "") -> None:
         self._check()
@@ -379,6 +381,7 @@ class JetStreamEngine:
         if self.link.connected:
             self._goodbye()
         self.closed = True
+        self.plain.close()
         self.link.close()
 
     def _goodbye(self) -> None:
@@ -388,6 +391,7 @@ class JetStreamEngine:
                 delivery.place.consumer.hand_back([delivery])
         self.settles.wait(FAREWELL)
         try:
+            self._publisher.flush()
             acks = self.settles.last_acks()
             if acks:
                 self.link.requests(acks, 1.0)
@@ -404,6 +408,7 @@ class JetStreamEngine:
     def after_fork(self) -> None:
         consumers, subscriptions = [*self._consumers], [*self._subscriptions]
         self.link.after_fork()
+        self.plain.after_fork()
         self.settles.start()
         self._publisher.start()
         for consumer in consumers:

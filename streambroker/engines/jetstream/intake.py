@@ -37,8 +37,6 @@ class Intake:
         self._engine = engine
         self._consumer = consumer
         self._waiting: deque[tuple[Lane, Delivery, bool]] = deque()
-        #: how many of them there are; they count as fetched
-        self.coming = 0
         self._early = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -47,6 +45,7 @@ class Intake:
         place = self._place(lane, reply)
         if place is None:
             logger.warning("a message without an acknowledgement subject came for %r, it is ignored", lane.queue)
+            self._consumer.refund()
             return
         delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
         if not self._consumer.no_ack:
@@ -60,7 +59,6 @@ class Intake:
         if place.raw == 1 and not surplus and self._idle.is_set():
             self._admit(lane, delivery)
             return
-        self.coming += 1
         self._waiting.append((lane, delivery, surplus))
         if self._idle.is_set():
             self._idle.clear()
@@ -101,7 +99,6 @@ class Intake:
                         self._consumer.hand_back([delivery])
                     else:
                         self._admit(lane, delivery)
-                    self.coming -= 1
         finally:
             self._idle.set()
 

@@ -70,6 +70,21 @@ class Lane:
             self.lease = int(info["config"]["ack_wait"]) / NANO
         self.listener = self._engine.link.listen(f"{self.inbox}.*", lambda reply: handler(self, reply))
 
+    def close(self) -> None:
+        """Listen no more. What the server sent before it knew has arrived when this returns, and it has dropped the
+        standing request: it would try that first with what is given back, and put it behind the rest."""
+        listener, link = self.listener, self._engine.link
+        if listener is None:
+            return
+        if not link.connected:
+            listener.close()
+            return
+        listener.drain_now(1.0)
+        if self.outstanding > 0:
+            # looking at its requests makes the server drop those that nobody listens for
+            look = self._engine.api.frame(f"CONSUMER.INFO.{self.stream}.{self.durable}")
+            link.requests([look], 1.0)
+
     async def remake(self) -> None:
         """The same in the link's thread, after it was found gone."""
         engine = self._engine

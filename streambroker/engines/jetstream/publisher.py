@@ -3,15 +3,17 @@ for `duplicate_window` seconds."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
+from ...errors import AuthenticationError, MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Message, QueueSpec
 from .admin import is_there
 from .api import NOBODY, PAUSES, ApiError
@@ -19,6 +21,7 @@ from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame, Reply
 from .names import readable
+from .plain import Ticket
 from .streams import MESSAGE_TTL
 
 if TYPE_CHECKING:
@@ -42,7 +45,10 @@ class Publisher:
     def start(self) -> None:
         """As a new producer."""
         self._name = os.urandom(6).hex()
-        self._count = 0
+        self._count = itertools.count(1)
+        self._lock = threading.RLock()
+        #: what `confirm="deferred"` has left open
+        self._open: tuple[str, Sequence[Frame], Ticket] | None = None
 
     def publish(self, queue: str, messages: Sequence[Message], create: bool) -> list[str]:
         if not messages:
@@ -62,6 +68,8 @@ class Publisher:
         # known to be there after the first time
         for stream in {self._engine.stream_of(frame.subject, queue) for frame in frames}:
             self._engine.streams.ensure(stream, queue)
+        if self._engine.settings.confirm == "deferred":
+            return self._defer(queue, frames)
         ids = self.send(queue, frames)
         if spec is not None and spec.max_length:
             self._engine.trim(queue, spec.max_length)
@@ -84,8 +92,7 @@ class Publisher:
         step = max(0, min(message.priority, last))
         if step != message.priority:
             message = message._replace(priority=step)
-        self._count += 1
-        unique = f"{self._name}-{self._count}"
+        unique = f"{self._name}-{next(self._count)}"
         if message.delay > 0:
             engine.streams.ensure(engine.names.stream(queue), queue)
             first = int(engine.streams.now() * 1000)
@@ -100,10 +107,27 @@ class Publisher:
         names = self._engine.names
         return names.ready(queue, step) if spec is None or spec.durable else names.brief(queue, step)
 
+    # ------------------------------------------------------------------ confirmed later
+    def _defer(self, queue: str, frames: Sequence[Frame]) -> list[str]:
+        """Send; what was sent before is confirmed now."""
+        with self._lock:
+            self.flush()
+            self._engine.link.open(self._engine.settings.publish_timeout)
+            self._open = queue, frames, self._engine.plain.begin(frames, self._engine.settings.socket_timeout)
+        return [(frame.headers or {}).get(_MESSAGE_ID, "") for frame in frames]
+
+    def flush(self) -> None:
+        """Wait for what is open; raises what went wrong with it."""
+        with self._lock:
+            if self._open is not None:
+                (queue, frames, ticket), self._open = self._open, None
+                replies = self._engine.plain.finish(ticket, self._engine.settings.socket_timeout)
+                self.send(queue, frames, replies)
+
     # ------------------------------------------------------------------ sending
-    def send(self, queue: str, frames: Sequence[Frame]) -> list[str]:
-        """Store all and return their sequences. Raises StoreError at once, StoreConnectionError after
-        `publish_timeout`."""
+    def send(self, queue: str, frames: Sequence[Frame], answered: Sequence[Reply | None] | None = None) -> list[str]:
+        """Store all and return their sequences; `answered` are the replies to a first try. Raises StoreError at once,
+        StoreConnectionError after `publish_timeout`."""
         settings = self._engine.settings
         end = time.monotonic() + settings.publish_timeout
         found: list[str] = [""] * len(frames)
@@ -112,10 +136,12 @@ class Publisher:
         for tries in range(1_000_000):
             try:
                 timeout = max(0.1, min(settings.socket_timeout, end - time.monotonic()))
-                replies = self._engine.requests([frames[index] for index in left], timeout)
+                replies = self._engine.plain.requests([frames[index] for index in left], timeout) if answered is None \
+                    else list(answered)
+                answered = None
+            except AuthenticationError:
+                raise
             except StoreConnectionError as error:
-                if getattr(error, "final", False):
-                    raise
                 replies, problem = [], error
             again = left if not replies else []
             for index, reply in zip(left, replies, strict=False):

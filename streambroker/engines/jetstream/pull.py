@@ -56,6 +56,8 @@ class Pull:
         self._notify = notify
         #: how many more messages the driver has room for
         self.want = 0
+        #: a single fetch is under way, which leaves no request behind
+        self.single = False
         self.sweep: Sweep | None = None
         self._armed = False
         self._number = 0
@@ -63,7 +65,7 @@ class Pull:
     # ------------------------------------------------------------------ asking
     def ask(self) -> None:
         """Bring what is asked for in line with what is wanted."""
-        if self.want <= 0 or not self._lanes:
+        if self.want <= 0 or not self._lanes or self.single:
             return
         if len(self._lanes) == 1 and self.sweep is None:
             lane = self._lanes[0]
