@@ -13,15 +13,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from streambroker.engines.jetstream import rows
+from streambroker.engines.jetstream import janitor, rows
 from streambroker.engines.jetstream.delays import delay_frame, due_of, late_filter
 from streambroker.engines.jetstream.engine import JetStreamEngine
 from streambroker.engines.jetstream.envelope import Envelope, decode
 from streambroker.engines.jetstream.link import Frame
-from streambroker.engines.jetstream.stored import walk
+from streambroker.engines.jetstream.stored import run, subjects, walk
 from streambroker.errors import MessageTooLarge, StoreConnectionError
 from streambroker.message import Message, QueueSpec
 from streambroker.testing.conformance.kit import bodies, drain, hear, messages, name, until
@@ -116,6 +117,22 @@ class TestTables:
         engine.consume([name("any")])
         time.sleep(2.5)
         assert dict(table.rows()) == {"own": "1"}
+
+    def test_removed_rows_leave_nothing(self, own: NatsServer, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (janitor, rows):
+            monkeypatch.setattr(module, "REMOVED", 0.5)
+        engine, other = make(own), make(own)
+        table, other_table = engine.table("t"), other.table("t")
+        for row in "abc":
+            table.put(row, row)
+        other_table.rows()
+        table.delete("ac")
+        time.sleep(0.6)
+        engine.consume([name("any")])
+        covered = engine.names.rows("t")
+        until(lambda: list(run(engine, partial(subjects, engine, "sb_state", covered))) == [engine.names.row("t", "b")])
+        table.put("a", "again")
+        assert dict(other_table.rows()) == dict(table.rows()) == {"a": "again", "b": "b"}
 
     def test_nobody_answers(self, own: NatsServer, make: Make) -> None:
         table = make(own, publish_timeout=1.0).table("t")

@@ -12,7 +12,7 @@ from ...errors import StoreConnectionError, StoreError
 from .api import WRONG_SEQUENCE, ApiError
 from .link import Listener, Reply
 from .rows import REMOVED, Row, Rows, View, removal
-from .stored import ask, ask_all, run
+from .stored import ask, ask_all, run, subjects
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -32,17 +32,17 @@ class RowJanitor:
         self._engine = engine
         self._rows = Rows(engine, engine.names.rows())
         self._running = False
+        self._listener: Listener | None = None
+        self._listening = False
+        self._told: set[str] = set()
+        self._wake = asyncio.Event()
+        #: queues that were not there at the last look
+        self._missing: set[str] = set()
 
     # ------------------------------------------------------------------ in the link's thread
     def start(self) -> None:
         if not self._running:
             self._running = True
-            self._listener: Listener | None = None
-            self._listening = False
-            self._told: set[str] = set()
-            self._wake = asyncio.Event()
-            #: queues that were not there at the last look
-            self._missing: set[str] = set()
             self._engine.link.spawn(self._run())
 
     def stop(self) -> None:
@@ -100,10 +100,18 @@ class RowJanitor:
         missing = owners - await self._transient() if owners else set()
         await self._remove(view, missing & self._missing)
         self._missing = missing
-        old = self._engine.streams.now() - REMOVED
-        await ask_all(self._engine, f"STREAM.MSG.DELETE.{self._engine.names.state}",
-                      [{"seq": row.sequence, "no_erase": True} for row in view.rows.values()
-                       if row.key is None and row.time < old])
+        await self._bury(view)
+
+    async def _bury(self, view: View) -> None:
+        """Remove what is left of rows that were removed long ago, unless another process has."""
+        engine, state = self._engine, self._engine.names.state
+        before = engine.streams.now() - REMOVED
+        old = {subject: row for subject, row in view.rows.items() if row.key is None and row.time < before}
+        if old:
+            there = await subjects(engine, state, engine.names.rows())
+            await ask_all(engine, f"STREAM.MSG.DELETE.{state}",
+                          [{"seq": row.sequence, "no_erase": True} for subject, row in old.items() if subject in there])
+            self._rows.forget(old)
 
     def _owners(self, view: View) -> set[str]:
         """The transient queues that rows belong to, as names of consumers."""

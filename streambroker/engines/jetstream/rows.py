@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,6 +72,11 @@ class Rows:
         if now >= self.view.seen:
             self.view = replace(view, seen=now)
         return self.view
+
+    def forget(self, removed: Collection[str]) -> None:
+        """Rows that are gone for good, by subject."""
+        self.view = replace(self.view, rows={subject: row for subject, row in self.view.rows.items()
+                                             if subject not in removed})
 
     async def _changes(self, view: View, last: Stored) -> View:
         if last.sequence <= view.version[0] or await self._created() != view.created:
