@@ -126,7 +126,8 @@ class JetStreamConsumer:
         with self._lock:
             self._coming -= 1
             if lane in self.lanes:
-                self._choice.joins(delivery)
+                if not delivery.place.last:
+                    self._choice.joins(delivery)
                 lane.put(delivery)
                 self._wakeup.set()
                 return

@@ -115,7 +115,7 @@ class TestKilled:
         engine.publish(queue, messages("new"))
         got = drain(consumer, 4, timeout=engines.quiet or 0.01)
         assert sorted(bodies(got)) == ["a", "new"]
-        another, = drain(engines(delivery_limit=2).consume([queue]), 3, timeout=2.0 if engines.quiet else 0.01)
+        another, = drain(engines(delivery_limit=2).consume([queue]), 3, timeout=0.9 * LEASE if engines.quiet else 0.01)
         acked(consumer, [each for each in got if each.message.body == b"a"])
         last, = drain(consumer, 1)
         assert sorted([(another.message.body, another.count), (last.message.body, last.count)]) == [
