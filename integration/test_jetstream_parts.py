@@ -351,3 +351,19 @@ class TestWalk:
         assert [int(each.data) for each in found] == wanted
         assert list(walk(engine, engine.names.main, engine.names.ready("nothing", "*"))) == []
         assert list(walk(engine, "no_stream", "x")) == []
+
+
+def test_streams_of_an_older_server_learn_what_the_newer_one_can(make: Make) -> None:
+    with NatsServer() as server:
+        for stream, subjects_, more in (
+                ("sb", ["sb.q.*.*", "sb.d.*.>"], {"retention": "workqueue"}),
+                ("sb_state", ["sb.s.*.*", "sb.b.*.*"], {"max_msgs_per_subject": 1})):
+            server.api(f"STREAM.CREATE.{stream}", {"name": stream, "subjects": subjects_, "max_consumers": 7, **more})
+        engine, queue = make(server), name()
+        engine.publish(queue, messages("a", delay=50))
+        assert engine.inspector().stats(queue).delayed == 1
+        table = engine.table("t")
+        table.put("a", "1")
+        assert table.delete(["a"]) == 1
+        config = server.api("STREAM.INFO.sb")["config"]
+        assert (config["allow_msg_schedules"], config["max_consumers"]) == (True, 7)

@@ -131,6 +131,8 @@ class RowJanitor:
 
     async def _remove(self, view: View, gone: Collection[str]) -> None:
         engine = self._engine
+        if gone:
+            await engine.streams.aensure(engine.names.state)
         for subject, row in view.rows.items():
             if row.queue and self._owner(row) in gone:
                 try:

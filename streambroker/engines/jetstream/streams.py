@@ -23,6 +23,8 @@ NANO = 1_000_000_000
 DRIFT, WRONG = 1e-4, 0.1
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
+#: what a stream that an older server made does not have; the rest of it is left as it was made
+_LEARNT = ("allow_msg_ttl", "allow_msg_schedules", "allow_direct")
 
 
 def posix(text: str) -> float:
@@ -32,6 +34,12 @@ def posix(text: str) -> float:
         raise ValueError(f"no time: {text!r}")
     zone = "+00:00" if found[3] == "Z" else found[3]
     return datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
+
+
+def _update(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a stream with what its server has learnt since it was made; empty when that is nothing."""
+    lacking = {name: True for name in _LEARNT if wanted.get(name) and not found.get(name)}
+    return {**found, **lacking} if lacking else {}
 
 
 class Streams:
@@ -105,24 +113,30 @@ class Streams:
             self._made(stream, self._create(stream, queue), sent)
 
     def _create(self, stream: str, queue: str) -> dict[str, Any]:
+        wanted = self._config(stream, queue, self.level())
         try:
-            return self._api.call(f"STREAM.CREATE.{stream}", self._config(stream, queue, self.level()))
+            return self._api.call(f"STREAM.CREATE.{stream}", wanted)
         except ApiError as error:
             if error.code != STREAM_EXISTS:
                 raise
-        return self._api.call(f"STREAM.INFO.{stream}")
+        info = self._api.call(f"STREAM.INFO.{stream}")
+        update = _update(info["config"], wanted)
+        return self._api.call(f"STREAM.UPDATE.{stream}", update) if update else info
 
     async def aensure(self, stream: str, queue: str = "") -> None:
         if stream in self._known:
             return
         sent, patience = time.monotonic(), self._settings.reconnect_timeout
+        wanted = self._config(stream, queue, await self.alevel())
         try:
-            answer = await self._api.acall(
-                f"STREAM.CREATE.{stream}", self._config(stream, queue, await self.alevel()), patience=patience)
+            answer = await self._api.acall(f"STREAM.CREATE.{stream}", wanted, patience=patience)
         except ApiError as error:
             if error.code != STREAM_EXISTS:
                 raise
             answer = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
+            update = _update(answer["config"], wanted)
+            if update:
+                answer = await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience)
         self._made(stream, answer, sent)
 
     def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:

@@ -81,6 +81,7 @@ class JetStreamTable:
 async def store_all(engine: JetStreamEngine, frames: list[Frame]) -> None:
     """Store rows, which may be repeated without harm. Raises StoreError, StoreConnectionError."""
     end = time.monotonic() + engine.settings.publish_timeout
+    await engine.streams.aensure(engine.names.state)
     left = frames
     while left:
         results = await asyncio.gather(*(engine.store(frame, engine.names.state) for frame in left),
