@@ -6,7 +6,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery import maybe_signature, states
+from celery import group, maybe_signature, states
+from celery.app.task import Context
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.functional import _regen
@@ -57,8 +58,7 @@ class Chords:
             values = self._values(group_id, gathering)
         except Exception as error:  # whatever the parts raised, or the reading of what they returned
             logger.exception("chord %r has no values for its body", group_id)
-            failed = error if isinstance(error, ChordError) else ChordError(f"Join error: {error!r}")
-            backend.chord_error_from_stack(body, failed)
+            self._fail(body, error if isinstance(error, ChordError) else ChordError(f"Join error: {error!r}"))
             backend.persist(partial(gathering.finish, turn))
             return
         turn = backend.persist(partial(gathering.renew, turn))
@@ -69,8 +69,18 @@ class Chords:
             self._publish(body, values)
         except Exception as error:  # whatever a broker raises
             logger.exception("chord %r: its body cannot be published", group_id)
-            backend.chord_error_from_stack(body, ChordError(f"Callback error: {error!r}"))
+            self._fail(body, ChordError(f"Callback error: {error!r}"))
         backend.persist(partial(gathering.finish, turn))
+
+    def _fail(self, body: Any, error: ChordError) -> None:
+        self._backend.chord_error_from_stack(body, error)
+        # a body can be a part of another chord, which would wait for ever
+        for each in body.tasks if isinstance(body, group) else [body]:
+            options = each.options
+            if options.get("chord"):
+                self.part_done(Context(id=options.get("task_id"), group=options.get("group_id"),
+                                       group_index=options.get("group_index"), chord=options["chord"]),
+                               states.FAILURE, error)
 
     def _publish(self, body: Any, values: list[Any]) -> None:
         amqp = self._backend.app.amqp
