@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,17 +89,33 @@ class JetStreamInspector:
                         for name, rows in sorted(held.items()))
         return QueueStats(queue, ready, delayed, flight, dead, oldest, durable, holders)
 
+    def ready(self, queue: str) -> int:
+        """What `stats` says, at less cost."""
+        durable = self._durable(queue)
+        flight = sum(len(rows) for rows in self._held(queue, self._engine.census()).values())
+        stored, late = self._run(partial(self._count_ready, queue, durable))
+        return max(0, stored - flight) + self._due(late)
+
     async def _count(self, queue: str, durable: bool) -> tuple[int, int, int, int]:
         """(ready or in flight, delayed, due and not brought yet, dead)."""
         engine, names = self._engine, self._names
-        stored, scheduled, late, dead = await asyncio.gather(
-            subjects(engine, *self._ready(queue, durable)),
+        (stored, late), scheduled, dead = await asyncio.gather(
+            self._count_ready(queue, durable),
             subjects(engine, names.stream(queue), scheduled_filter(names, queue)),
-            subjects(engine, names.late, late_filter(names, queue)),
             subjects(engine, names.dead, names.grave(queue)))
-        now = engine.streams.now()
-        due = sum(count for subject, count in late.items() if due_of(subject) <= now)
-        return (sum(stored.values()), sum(scheduled.values()) + sum(late.values()) - due, due, sum(dead.values()))
+        due = self._due(late)
+        return stored, sum(scheduled.values()) + sum(late.values()) - due, due, sum(dead.values())
+
+    async def _count_ready(self, queue: str, durable: bool) -> tuple[int, dict[str, int]]:
+        """(ready or in flight, what waits for the relay by subject)."""
+        stored, late = await asyncio.gather(
+            subjects(self._engine, *self._ready(queue, durable)),
+            subjects(self._engine, self._names.late, late_filter(self._names, queue)))
+        return sum(stored.values()), late
+
+    def _due(self, late: Mapping[str, int]) -> int:
+        now = self._engine.streams.now()
+        return sum(count for subject, count in late.items() if due_of(subject) <= now)
 
     def _ready(self, queue: str, durable: bool) -> tuple[str, str]:
         """(stream, filter) of what is ready or in flight."""

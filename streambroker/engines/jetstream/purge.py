@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 #: messages in one request
 BATCH = 500
-#: acknowledgements under way at once
-WINDOW = 100
 
 
 async def purge_ready(engine: JetStreamEngine, queue: str, *, durable: bool) -> int:
@@ -96,7 +94,10 @@ async def _take(engine: JetStreamEngine, stream: str, consumer: str, most: int) 
         raise StoreConnectionError("the store did not answer a pull in time") from None
     finally:
         listener.close()
-    for start in range(0, len(got), WINDOW):
-        await asyncio.gather(*(engine.link.ask(Frame(reply.reply, b"+ACK"), engine.settings.socket_timeout)
-                               for reply in got[start:start + WINDOW]))
+    acks = [Frame(reply.reply, b"+ACK") for reply in got]
+    if acks:
+        if not engine.link.post(acks[:-1]):
+            raise StoreConnectionError("the link broke")
+        # what was sent before is through when this is answered
+        await engine.link.ask(acks[-1], engine.settings.socket_timeout)
     return len(got)
