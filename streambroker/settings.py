@@ -72,7 +72,8 @@ class JetStreamSettings(Settings):
     stream_per_queue: bool = _option(
         False, "JetStream: a stream for each queue instead of one for all; more cost, own limits.")
     domain: str = _option("", "JetStream: domain of the server's API.")
-    api_prefix: str = _option("", "JetStream: prefix of the server's API where an account imports it; empty: `$JS.API`.")
+    api_prefix: str = _option(
+        "", "JetStream: prefix of the server's API where an account imports it; empty: `$JS.API`.")
 
 
 #: options of kombu's Redis transport that have no meaning here, and why

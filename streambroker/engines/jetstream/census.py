@@ -42,7 +42,7 @@ class Census:
 
 async def take_census(engine: JetStreamEngine, timeout: float) -> list[Census]:
     """In the link's thread. Raises StoreConnectionError, StoreError."""
-    expected = set(await engine.watch.peers())
+    expected = set(await engine.watch.succession.peers())
     if not expected:
         return []
     found: dict[str, Census] = {}
@@ -68,7 +68,7 @@ async def take_census(engine: JetStreamEngine, timeout: float) -> list[Census]:
     finally:
         listener.close()
     for name in expected - found.keys():
-        record = await engine.watch.read_record(name)
+        record = await engine.watch.record.read(name)
         if record is not None and not record[0].get("gone"):
             age = max(0.0, engine.streams.now() - record[2])
             census = read(json.dumps(record[0]).encode(), age)

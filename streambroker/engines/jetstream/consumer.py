@@ -49,7 +49,7 @@ class JetStreamConsumer:
         self._pull = Pull(engine, self.lanes, self.order, self._wakeup.set)
         self._choice = Choice(engine, self)
         self._intake = Intake(engine, self)
-        engine.consumer_opened(self)
+        engine.consumption.opened(self)
         for queue in queues:
             self.add(queue)
 
@@ -62,7 +62,7 @@ class JetStreamConsumer:
         self._check()
         if queue in self._queues:
             return
-        self._engine.start_consuming(queue, self)
+        self._engine.consumption.start(queue, self)
         self._queues.append(queue)
         self.add_lanes(queue)
 
@@ -86,7 +86,7 @@ class JetStreamConsumer:
             return
         self._queues.remove(queue)
         self._close_lanes([lane for lane in self.lanes if lane.queue == queue])
-        self._engine.stop_consuming([queue], self)
+        self._engine.consumption.stop([queue], self)
 
     def _close_lanes(self, lanes: Sequence[Lane]) -> None:
         for lane in lanes:
@@ -322,8 +322,8 @@ class JetStreamConsumer:
                 self._settle(delivery, "back")
         self._engine.settles.send_acks()
         self._engine.settles.wait(FAREWELL)
-        self._engine.stop_consuming(self._queues, self)
-        self._engine.consumer_closed(self)
+        self._engine.consumption.stop(self._queues, self)
+        self._engine.consumption.closed(self)
         self._wakeup.close()
 
     def _check(self) -> None:

@@ -310,7 +310,7 @@ class LateRelay:
         stream = names.transient if target.startswith(f"{names.root}.t.") else names.stream(queue)
         unique = headers.get(MESSAGE_ID) or reply.reply
         try:
-            await engine.store(Frame(target, reply.data, "", {MESSAGE_ID: f"due-{unique}"}), stream, queue)
+            await engine.streams.store(Frame(target, reply.data, "", {MESSAGE_ID: f"due-{unique}"}), stream, queue)
         except (StoreConnectionError, StoreError) as error:
             engine.chores.report(f"a delayed message cannot be brought yet: {error}")
             self._give_back(reply, 1.0)

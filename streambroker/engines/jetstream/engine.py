@@ -15,16 +15,16 @@ from typing import Any
 from ... import fork
 from ...chores import Chores
 from ...engine import Capabilities
-from ...errors import Closed, StoreConnectionError, StoreError, StoreUnavailable
+from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery, Message, QueueSpec
-from ...real import make_lock
 from ...settings import JetStreamSettings, read_settings
 from .address import CLIENT_OPTIONS, Address
 from .admin import delete_queue
-from .api import NOBODY, Api, ApiError
+from .api import Api
 from .books import Books
 from .census import Census, take_census
 from .consumer import JetStreamConsumer
+from .consumption import Consumption
 from .delays import LateRelay
 from .frames import Frame
 from .holder import Holder, Trial
@@ -90,12 +90,9 @@ class JetStreamEngine:
         self.watch = Watch(self)
         self.chores = Chores(str(self.address))
         self.janitor = RowJanitor(self)
-        self._relay = LateRelay(self)
-        self._consumers: weakref.WeakSet[JetStreamConsumer] = weakref.WeakSet()
+        self.relay = LateRelay(self)
         self._subscriptions: weakref.WeakSet[JetStreamSubscription] = weakref.WeakSet()
-        self._consuming: dict[str, int] = {}
-        self._watching = False
-        self._lock = make_lock()
+        self.consumption = Consumption(self)
         self.link.on_connect.append(self._connected)
         self.link.on_disconnect.append(self._disconnected)
 
@@ -105,13 +102,13 @@ class JetStreamEngine:
             self.streams.forget_all()
         self.settles.reconnected()
         self.watch.reconnected()
-        for consumer in self.consumers_open():
+        for consumer in self.consumption.consumers():
             consumer.reconnected()
             for queue in consumer.queues:
-                self._add_steps(consumer, queue)
+                self.consumption.steps_changed(queue)
 
     def _disconnected(self) -> None:
-        for consumer in self.consumers_open():
+        for consumer in self.consumption.consumers():
             consumer.wake()
         for subscription in list(self._subscriptions):
             subscription.wake()
@@ -121,26 +118,6 @@ class JetStreamEngine:
         self._check()
         self.api.call("INFO", patience=0.0, timeout=timeout)
         return time.monotonic() - start
-
-    async def store(self, frame: Frame, stream: str, queue: str = "") -> int:
-        """Publish in the link's thread; the sequence. Raises ApiError, StoreError, StoreConnectionError."""
-        for again in (True, False):
-            reply = await self.link.ask(frame, self.settings.socket_timeout)
-            if reply.status != 503 or not again:
-                break
-            self.streams.forget(stream)
-            await self.streams.aensure(stream, queue)
-        if reply.status == 503:
-            raise StoreUnavailable(NOBODY)
-        try:
-            answer: dict[str, Any] = json.loads(reply.data)
-        except ValueError as error:
-            raise StoreError(f"unexpected answer on {frame.subject}: {reply.data[:200]!r}") from error
-        problem = answer.get("error")
-        if problem:
-            raise ApiError(f"publish on {frame.subject}", int(problem.get("err_code", 0)),
-                           str(problem.get("description", "")))
-        return int(answer["seq"])
 
     def stream_of(self, subject: str, queue: str) -> str:
         """The stream that takes a publish."""
@@ -183,7 +160,7 @@ class JetStreamEngine:
 
     def ready(self, queue: str) -> int:
         self._check()
-        return self.inspector().stats(queue).ready
+        return self.inspector().ready(queue)
 
     def census(self, timeout: float = CENSUS) -> list[Census]:
         """What all processes hold, after our own acks are through. Raises StoreConnectionError, StoreError."""
@@ -238,67 +215,6 @@ class JetStreamEngine:
         self.link.open(self.settings.socket_connect_timeout)
         return JetStreamConsumer(self, queues, no_ack)
 
-    def consumer_opened(self, consumer: JetStreamConsumer) -> None:
-        self._consumers.add(consumer)
-
-    def consumer_closed(self, consumer: JetStreamConsumer) -> None:
-        self._consumers.discard(consumer)
-
-    def consumers_open(self) -> list[JetStreamConsumer]:
-        return [consumer for consumer in list(self._consumers) if not consumer.closed]
-
-    def start_consuming(self, queue: str, consumer: JetStreamConsumer) -> None:
-        self.queues.learn(queue)
-        if not consumer.no_ack:
-            # books are written without waiting
-            self.streams.ensure(self.names.state)
-            with self._lock:
-                self._consuming[queue] = self._consuming.get(queue, 0) + 1
-        with self._lock:
-            start, self._watching = not self._watching, True
-        if start:
-            self.link.call_soon(self._start_watch)
-        if not consumer.no_ack:
-            self.link.run(self.watch.write_record, self.settings.socket_timeout)
-
-    def _start_watch(self) -> None:
-        self.watch.start()
-        self.janitor.start()
-        self._relay.start()
-
-    def stop_consuming(self, queues: Sequence[str], consumer: JetStreamConsumer) -> None:
-        if consumer.no_ack or not queues:
-            return
-        with self._lock:
-            for queue in queues:
-                left = self._consuming.get(queue, 0) - 1
-                if left > 0:
-                    self._consuming[queue] = left
-                else:
-                    self._consuming.pop(queue, None)
-        self.settle_in_loop(self.watch.consuming_less)
-
-    def consuming(self) -> list[str]:
-        return sorted(self._consuming)
-
-    def steps_changed(self, queue: str) -> None:
-        """A priority step of `queue` is used for the first time; in the link's thread."""
-        for consumer in self.consumers_open():
-            if queue in consumer.queues:
-                self._add_steps(consumer, queue)
-
-    def _add_steps(self, consumer: JetStreamConsumer, queue: str) -> None:
-        self.chores.add(partial(self._steps_again, consumer, queue))
-        consumer.wake()
-
-    @staticmethod
-    def _steps_again(consumer: JetStreamConsumer, queue: str) -> None:
-        if not consumer.closed and queue in consumer.queues:
-            try:
-                consumer.add_lanes(queue)
-            except StoreConnectionError as error:
-                logger.debug("steps of %r are looked up after the next connect: %s", queue, error)
-
     # ------------------------------------------------------------------ what is held
     def is_lost(self, delivery: Delivery) -> bool:
         """Whether its lease may have run out: nothing but an ack is safe then."""
@@ -344,7 +260,7 @@ class JetStreamEngine:
         """A message of `queue` became a dead letter; from any thread."""
         if queue in self._forwards:
             self.chores.add(partial(self._forward, queue))
-            for consumer in self.consumers_open():
+            for consumer in self.consumption.consumers():
                 consumer.wake()
 
     def _forward(self, queue: str) -> None:
@@ -374,7 +290,7 @@ class JetStreamEngine:
         if self.forked():
             self.closed = True
             return
-        for consumer in self.consumers_open():
+        for consumer in self.consumption.consumers():
             consumer.close()
         for subscription in [*self._subscriptions]:
             subscription.close()
@@ -401,12 +317,12 @@ class JetStreamEngine:
             logger.debug("cannot say goodbye: %s", error)
 
     async def _leave(self) -> None:
-        self._relay.stop()
+        self.relay.stop()
         self.janitor.stop()
         await self.watch.stop()
 
     def after_fork(self) -> None:
-        consumers, subscriptions = [*self._consumers], [*self._subscriptions]
+        consumers, subscriptions = self.consumption.consumers(), [*self._subscriptions]
         self.link.after_fork()
         self.plain.after_fork()
         self.settles.start()

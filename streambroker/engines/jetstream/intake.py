@@ -55,7 +55,7 @@ class Intake:
                 known.lost = not known.settled
                 self._engine.let_go(known)
             self._engine.holder.hold(delivery)
-            self._engine.watch.changed()
+            self._engine.watch.record.changed()
         if place.raw == 1 and not surplus and self._idle.is_set():
             self._admit(lane, delivery)
             return

@@ -136,7 +136,7 @@ class RowJanitor:
         for subject, row in view.rows.items():
             if row.queue and self._owner(row) in gone:
                 try:
-                    await engine.store(removal(engine, subject, row.sequence), engine.names.state)
+                    await engine.streams.store(removal(engine, subject, row.sequence), engine.names.state)
                 except ApiError as error:
                     # written again meanwhile, or removed by another process
                     if error.code != WRONG_SEQUENCE:

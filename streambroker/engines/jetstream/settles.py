@@ -165,7 +165,7 @@ class Settles:
             engine.holder.drop(settle.delivery)
         batch.sort(key=lambda settle: settle.delivery.place.key)
         if any(settle.delivery.place.recorded for settle in batch):
-            await engine.watch.write_record()
+            await engine.watch.record.write()
         books = []
         for settle in batch:
             place = settle.delivery.place
@@ -210,7 +210,7 @@ class Settles:
         if not await self._is_there(delivery):
             return
         await engine.streams.aensure(engine.names.dead)
-        await engine.store(grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name),
+        await engine.streams.store(grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name),
                            engine.names.dead)
         if not engine.link.post([Frame(delivery.place.reply, TERM)]):
             raise StoreConnectionError("the link broke")
@@ -228,7 +228,7 @@ class Settles:
         frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
         stream = engine.stream_of(frame.subject, delivery.queue)
         await engine.streams.aensure(stream, delivery.queue)
-        await engine.store(frame, stream, delivery.queue)
+        await engine.streams.store(frame, stream, delivery.queue)
         if not engine.link.post([Frame(place.reply, ACK)]):
             raise StoreConnectionError("the link broke")
         engine.books.close(place)

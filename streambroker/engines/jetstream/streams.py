@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from .api import STREAM_EXISTS, Api, ApiError
+from ...errors import StoreError, StoreUnavailable
+from .api import NOBODY, STREAM_EXISTS, Api, ApiError
+from .frames import Frame
 from .link import Link
 from .names import Names
 
@@ -151,6 +154,26 @@ class Streams:
         self._known.clear()
         self._level = None
 
+    async def store(self, frame: Frame, stream: str, queue: str = "") -> int:
+        """Publish in the link's thread; the sequence. Raises ApiError, StoreError, StoreConnectionError."""
+        for again in (True, False):
+            reply = await self._link.ask(frame, self._settings.socket_timeout)
+            if reply.status != 503 or not again:
+                break
+            self.forget(stream)
+            await self.aensure(stream, queue)
+        if reply.status == 503:
+            raise StoreUnavailable(NOBODY)
+        try:
+            answer: dict[str, Any] = json.loads(reply.data)
+        except ValueError as error:
+            raise StoreError(f"unexpected answer on {frame.subject}: {reply.data[:200]!r}") from error
+        problem = answer.get("error")
+        if problem:
+            raise ApiError(f"publish on {frame.subject}", int(problem.get("err_code", 0)),
+                           str(problem.get("description", "")))
+        return int(answer["seq"])
+
     def _config(self, stream: str, queue: str, level: int) -> dict[str, Any]:
         names, settings = self._names, self._settings
         config: dict[str, Any] = {
@@ -169,9 +192,7 @@ class Streams:
         elif stream == names.state:
             config |= {"subjects": [f"{root}.s.*.*", f"{root}.b.*.*"], "max_msgs_per_subject": 1}
         elif stream == names.held:
-            # a record is worth nothing without the process that wrote it, which writes it again after a restart
-            config |= {"subjects": [f"{root}.w.*"], "max_msgs_per_subject": 1, "storage": "memory",
-                       "max_age": 7 * 86400 * NANO}
+            config |= {"subjects": [f"{root}.w.*"], "max_msgs_per_subject": 1, "max_age": 7 * 86400 * NANO}
         elif stream == names.transient:
             config |= {"subjects": [f"{root}.t.*.*"], "retention": "interest"}
         elif stream == names.late:

@@ -84,7 +84,7 @@ async def store_all(engine: JetStreamEngine, frames: list[Frame]) -> None:
     await engine.streams.aensure(engine.names.state)
     left = frames
     while left:
-        results = await asyncio.gather(*(engine.store(frame, engine.names.state) for frame in left),
+        results = await asyncio.gather(*(engine.streams.store(frame, engine.names.state) for frame in left),
                                        return_exceptions=True)
         again, problem = [], None
         for frame, result in zip(left, results, strict=True):
