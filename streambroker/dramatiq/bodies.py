@@ -1,0 +1,98 @@
+"""Messages of Dramatiq and the bytes that the store keeps of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import dramatiq
+from dramatiq.errors import DecodeError
+
+from ..message import Message
+
+#: longest delay (ms)
+LONGEST_DELAY = 10 * 365 * 86_400_000
+#: end of the head of a dead letter that this adapter wrote
+_MARKED = b'"dead": true}'
+#: longest text of an exception in a reason
+_REASON = 300
+
+
+@lru_cache(maxsize=1024)
+def head_of(actor: str) -> bytes:
+    """For people and tools; the adapter never needs it."""
+    return json.dumps({"type": actor}).encode()
+
+
+@lru_cache(maxsize=1024)
+def _dead_head(actor: str) -> bytes:
+    return json.dumps({"type": actor, "dead": True}).encode()
+
+
+def decode(body: bytes, queue: str) -> dramatiq.Message[Any]:
+    """A message of `queue`, whatever queue it names: Dramatiq's worker finds the way back by that name.
+
+    Raises DecodeError, also for a message whose parts a worker cannot handle.
+    """
+    message: dramatiq.Message[Any] = dramatiq.Message.decode(body)
+    shape: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+        ("actor_name", str), ("kwargs", Mapping), ("options", dict), ("message_id", str),
+        ("message_timestamp", (int, float)))
+    for name, kind in shape:
+        if not isinstance(getattr(message, name), kind):
+            raise DecodeError(f"{name} cannot be {getattr(message, name)!r:.80}", body, None)
+    return message if message.queue_name == queue else message.copy(queue_name=queue)
+
+
+def take_eta(message: dramatiq.Message[Any]) -> tuple[dramatiq.Message[Any], float]:
+    """The message without its numeric `eta`, and the ms until then: the store does the waiting. Others stay: the worker
+    tells of them."""
+    eta = message.options.get("eta")
+    if not isinstance(eta, (int, float)):
+        return message, 0.0
+    options = {name: value for name, value in message.options.items() if name != "eta"}
+    left = eta - time.time() * 1000
+    return without_options(message, options), left if left > 0 else 0.0
+
+
+def without_options(message: dramatiq.Message[Any], options: dict[str, Any]) -> dramatiq.Message[Any]:
+    """A copy with these options and no others; `copy` only adds."""
+    return dramatiq.Message(**{**message.asdict(), "options": options})
+
+
+def checked_delay(delay: float) -> float:
+    """Seconds. Raises ValueError for what cannot be waited for."""
+    if not math.isfinite(delay) or delay > LONGEST_DELAY:
+        raise ValueError(f"a delay of {delay} ms is longer than {LONGEST_DELAY} ms (ten years)")
+    return max(0.0, delay) / 1000
+
+
+def reason_of(error: BaseException | None) -> str:
+    if error is None:
+        return "failed"
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    return text if len(text) <= _REASON else text[:_REASON] + "..."
+
+
+def dead_copy(message: dramatiq.MessageProxy, original: Message) -> Message:
+    """What is kept of a failed message: as it is now, with the last traceback. The message itself is left alone."""
+    error = message._exception
+    options = dict(message.options)
+    if error is not None and "traceback" not in options:
+        options["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=30))
+    body = without_options(message._message, options).encode()
+    return original._replace(body=body, head=_dead_head(message.actor_name))
+
+
+def revived(message: dramatiq.Message[Any], original: Message) -> dramatiq.Message[Any]:
+    """A dead letter that was put back starts anew: all its retries are before it."""
+    if not original.head.endswith(_MARKED):
+        return message
+    gone = ("traceback", "requeue_timestamp")
+    options = {name: value for name, value in message.options.items() if name not in gone}
+    return without_options(message, {**options, "retries": 0} if "retries" in options else options)

@@ -1,0 +1,32 @@
+"""What the store's errors are to Dramatiq: its worker goes on after a BrokerConnectionError, and only after that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dramatiq.errors import BrokerError, ConnectionClosed
+
+from ..errors import Closed, StoreConnectionError, StreambrokerError
+
+
+class DeliveryLimitExceeded(BrokerError):
+    """Stuffed into a message that became a dead letter since each process that ran it died."""
+
+
+@contextmanager
+def unreachable() -> Iterator[None]:
+    """An error of link or server is ConnectionClosed; what concerns the message alone (size, permission) stays."""
+    try:
+        yield
+    except (StoreConnectionError, Closed) as error:
+        raise ConnectionClosed(str(error)) from error
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Any error of the store is ConnectionClosed: the worker would give the message, or the consumer, up."""
+    try:
+        yield
+    except StreambrokerError as error:
+        raise ConnectionClosed(str(error)) from error
