@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from celery import VERSION
 
 from integration.base import wait_at_base
 from integration.ledger import Ledger
@@ -17,6 +18,9 @@ from streambroker.testing.servers import RedisServer, wait_until
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 LEASE = 2.0
+#: pools whose loop, in Celery before 5.5, fetches one message at a time and forgets at a stop which tasks have ended
+#: since: those run again, over every broker
+FORGETFUL = ("gevent", "eventlet") if VERSION[:2] < (5, 5) else ()
 #: how many messages wait in a worker, behind the task that runs
 WAITING = 3
 
@@ -52,11 +56,13 @@ def story(servers: Callable[[str], RedisServer], kind: str,
             celery.send("work", f"{pool}-countdown", countdown=1.5, queue=pool)
             celery.send("retrying", f"{pool}-retrying", 2, 0.7, queue=pool)
         ledger.wait("end", 2 * len(POOLS), timeout=15)
+        for pool in POOLS:
+            celery.wait_stats(pool, in_flight=0)
         idle_stop = dict(zip(POOLS, stop_all(list(workers.values())), strict=True))
 
         # a lease that is kept; sent before the start, since a solo pool fetches nothing while a task runs
         for pool in POOLS:
-            celery.send_all("block", held[pool], queue=pool)
+            celery.send_all("hold" if pool in FORGETFUL else "block", held[pool], queue=pool)
         celery.start(*workers.values())
         for pool in POOLS:
             celery.wait_stats(pool, in_flight=1 + WAITING, ready=0)
@@ -124,10 +130,15 @@ def test_a_stop_is_quick_and_clean(story: Story, pool: str) -> None:
     assert story.idle_stop[pool] < 5
     assert story.busy_stop[pool] < 1 + 5 + WAITING
     assert story.in_flight[pool] == 0
-    assert [len(story.ledger.starts(f"{pool}-last-{number}")) for number in range(1 + WAITING)] == [1] * (1 + WAITING)
+    if pool not in FORGETFUL:
+        assert [len(story.ledger.starts(f"{pool}-last-{number}")) for number in range(1 + WAITING)] == [
+            1] * (1 + WAITING)
     assert story.ledger.starts(f"{pool}-last-0")[0].worker == pool
 
 
 def test_nothing_was_lost_or_doubled(story: Story) -> None:
-    assert story.ledger.verdict().clean
-    assert story.ledger.verdict().doubled == sorted(f"{pool}-held-0" for pool in POOLS)
+    verdict = story.ledger.verdict()
+    forgotten = {f"{pool}-last-{number}" for pool in FORGETFUL for number in range(1 + WAITING)}
+    assert not (verdict.lost or verdict.overlap or verdict.early or verdict.foreign)
+    assert {*verdict.unexplained} <= forgotten
+    assert {*verdict.doubled} - forgotten == {f"{pool}-held-0" for pool in POOLS}

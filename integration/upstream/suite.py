@@ -67,10 +67,11 @@ def run_pytest(name: str, arguments: Sequence[str], folder: Path, environment: M
          f"--junitxml={report}", *arguments],
         cwd=folder, env={**os.environ, "PATH": path, "PYTHONPATH": modules, **environment}, stdin=subprocess.DEVNULL,
         check=False)
-    return _read(name, report, time.monotonic() - began)
+    return read_report(name, report, time.monotonic() - began)
 
 
-def _read(name: str, report: Path, seconds: float) -> Result:
+def read_report(name: str, report: Path, seconds: float) -> Result:
+    """What pytest wrote with `--junitxml`."""
     if not report.exists():
         return Result(name, 0, (), 0, seconds, finished=False)
     outcomes: dict[str, str] = {}  # a test that is run again is there again: the last time counts
