@@ -335,6 +335,23 @@ class TestForeign:
         assert stored.subject == engine.names.ready(queue, 0)
 
 
+    def test_the_largest_messages_can_be_buried(self, own: NatsServer, make: Make) -> None:
+        engine, queue = make(own), name()
+        engine.publish(queue, messages("first"))
+        largest = engine.link.max_payload - 1024
+        engine.publish(queue, [Message(os.urandom(largest - 2))])
+        theirs = Frame(engine.names.ready(queue, 0), b"\xff" * engine.link.max_payload)
+        assert "seq" in json.loads(engine.link.request(theirs, 5).data)
+        consumer = engine.consume([queue])
+        for delivery in drain(consumer, 3, timeout=1.0):
+            consumer.dead_letter(delivery, "because \u00e9" * 1000)
+        inspector = engine.inspector()
+        until(lambda: inspector.stats(queue).dead == 3)
+        sizes = sorted(len(letter.message.body) for letter in inspector.dead(queue))
+        assert sizes[:2] == [5, largest - 2]
+        assert largest < sizes[2] < engine.link.max_payload
+
+
 class TestWalk:
     def test_sparse_and_dense(self, own: NatsServer, make: Make) -> None:
         engine, dice = make(own), random.Random(5)

@@ -19,30 +19,36 @@ if TYPE_CHECKING:
     from .engine import JetStreamEngine
 
 MESSAGE_ID, GRAVE = "Nats-Msg-Id", "Grave"
-#: longest reason, in characters of its JSON: all headers of a message and its body must fit into the server's limit
-REASON = 1000
+#: longest reason, what is left of it at least, in characters of its JSON, and room for everything else in the headers:
+#: with the body they must fit into the server's limit
+REASON, LEAST, REST = 1000, 100, 700
 
 
 def grave_frame(engine: JetStreamEngine, delivery: Delivery, reason: str, holder: str) -> Frame:
     """The publish of a dead letter; a repetition is recognized by the server. What is left in `delivery.place.data`
     could not be read and is kept as it is."""
     place = delivery.place
-    told = {"step": place.step, "reason": _cut(reason), "count": delivery.count,
-            "first": int((place.first or place.entered) * 1000), "holder": holder}
-    if not readable(delivery.queue):
-        told["queue"] = delivery.queue
-    data: bytes = place.data
+    told = {"step": place.step, "count": delivery.count, "first": int((place.first or place.entered) * 1000),
+            "holder": holder}
+    # what others published may be as large as a message can be
+    most = engine.link.max_payload - REST - LEAST
+    data: bytes = place.data[:most]
     if data:
         told["foreign"] = True
     else:
         data = Envelope(delivery.message._replace(priority=place.step)).encode()
+    room = most - len(data)
+    if not readable(delivery.queue) and len(json.dumps(delivery.queue)) <= room:
+        told["queue"] = delivery.queue
+        room -= len(json.dumps(delivery.queue))
+    told["reason"] = _cut(reason, max(LEAST, min(REASON, room)))
     unique = f"dead-{place.stream}-{place.sequence}-{int(place.entered * 1000)}"
     return Frame(engine.names.grave(delivery.queue), data, "",
                  {MESSAGE_ID: unique, GRAVE: json.dumps(told, separators=(",", ":"))})
 
 
-def _cut(reason: str) -> str:
-    while len(json.dumps(reason)) > REASON:
+def _cut(reason: str, most: int) -> str:
+    while len(json.dumps(reason)) > most:
         reason = reason[:len(reason) * 3 // 4] + "…"
     return reason
 
