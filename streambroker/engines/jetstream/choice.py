@@ -54,6 +54,8 @@ class Choice:
                     continue
                 if not self._consumer.no_ack:
                     self._engine.holder.hand(delivery)
+                elif not self._consumer.forget(delivery):
+                    continue
                 got.append(delivery)
         self.release(now)
         return got

@@ -194,6 +194,8 @@ class JetStreamConsumer:
         with self._lock:
             # nothing is asked for beyond this call
             self._pull.want = sum(max(0, lane.outstanding) for lane in self.lanes)
+        if got and self.no_ack:
+            self._engine.acked(PATIENCE)
         return got
 
     def _fetch(self, limit: int, deadline: float) -> list[Delivery]:
@@ -235,6 +237,8 @@ class JetStreamConsumer:
                 self._pull.want = limit - len(got) - waiting
             if ask and limit > 0 and not (got and limit == len(got)):
                 self._pull.ask()
+        if got and self.no_ack:
+            engine.settles.send_acks()
         self._more = any(lane.pool for lane in self.lanes) and limit > len(got) and self._choice.due() == 0.0
         return got
 
@@ -270,6 +274,13 @@ class JetStreamConsumer:
             if delivery.place.book is not None:
                 self._engine.books.close(delivery.place)
 
+    def forget(self, delivery: Delivery) -> bool:
+        """Without acknowledgements a message leaves the store as it is handed out; False when another may have it."""
+        if self._engine.is_lost(delivery):
+            return False
+        self.ack(delivery)
+        return True
+
     def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
         limit = self._engine.queues.limit_of(delivery.queue)
         if limit and delivery.count >= limit:
@@ -299,7 +310,7 @@ class JetStreamConsumer:
         self._engine.settles.put(Settle(mode, delivery, delay, reason))
 
     def _settling(self, delivery: Delivery) -> bool:
-        if delivery.settled or self.no_ack or self._engine.forked():
+        if delivery.settled or self._engine.forked():
             return False
         delivery.settled = True
         self._engine.let_go(delivery)

@@ -166,10 +166,7 @@ class JetStreamEngine:
         """What all processes hold, after our own acks are through. Raises StoreConnectionError, StoreError."""
         self._check()
         self.link.open(self.settings.socket_connect_timeout)
-        self.settled(timeout)
-        acks = self.settles.last_acks()
-        if acks:
-            self.link.requests(acks, timeout)
+        self.acked(timeout)
         return self.link.run(partial(take_census, self, timeout), self.settings.socket_timeout)
 
     def settled(self, timeout: float) -> None:
@@ -177,6 +174,13 @@ class JetStreamEngine:
         self.settles.send_acks()
         if self.settles.returning:
             self.settles.wait(timeout)
+
+    def acked(self, timeout: float) -> None:
+        """The same, and until the acks are there too."""
+        self.settled(timeout)
+        acks = self.settles.last_acks()
+        if acks:
+            self.link.requests(acks, timeout)
 
     def trim(self, queue: str, most: int) -> None:
         """Remove the oldest ready messages beyond `most`."""

@@ -137,12 +137,9 @@ class Intake:
 
     def _ready(self, delivery: Delivery, envelope: Envelope) -> bool:
         """Whether it may be handed out at all."""
-        if self._consumer.no_ack:
-            self._engine.settles.ack(delivery.place.reply)
-            delivery.settled = True
-        elif delivery.place.raw > 1 or envelope.before or envelope.returned:
+        if delivery.place.raw > 1 or envelope.before or envelope.returned:
             delivery.redelivered = True
-            return not self._judge(delivery, envelope)
+            return self._consumer.no_ack or not self._judge(delivery, envelope)
         return True
 
     def _keep(self, lane: Lane, delivery: Delivery, envelope: Envelope, seconds: float) -> None:
