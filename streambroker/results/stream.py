@@ -49,7 +49,7 @@ class ResultStream:
     def __init__(self, api: Api, settings: JetStreamSettings, max_age: float) -> None:
         self._api = api
         self._settings = settings
-        self._max_age = max_age
+        self.max_age = max_age
         self._root = token(settings.prefix)
         self.name = f"{self._root}_results"
         self.known = False
@@ -111,7 +111,7 @@ class ResultStream:
 
     def _config(self, level: int) -> dict[str, Any]:
         settings, root = self._settings, self._root
-        age = int(self._max_age * NANO)
+        age = int(self.max_age * NANO)
         window = int(settings.duplicate_window * NANO)
         config: dict[str, Any] = {
             "name": self.name, "subjects": [f"{root}.r.*", f"{root}.c.*.*"], "retention": "limits",
