@@ -71,8 +71,9 @@ class Consumer(Protocol):
     def hand_back(self, deliveries: Collection[Delivery]) -> None:
         """Give unstarted deliveries back at once: uncounted, at their old place."""
 
-    def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        """Give up: to the dead-letter queue, with the reason."""
+    def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
+        """Give up: to the dead-letter queue, with the reason, and with `message` in place of what was delivered, its
+        priority excepted. A `message` that has grown too large for the store is left out."""
 
     def close(self, keep: Collection[Delivery] = ()) -> None:
         """Flush acks and hand back everything unsettled, except `keep`: those stay owned (their lease is kept by the
@@ -187,6 +188,10 @@ class Engine(Protocol):
     def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
         """Each dead letter of `queue` that a consumer of this process sees is given to `forward`; when that returns
         True (it stored it elsewhere) the dead letter is removed."""
+
+    def watch_convictions(self, queue: str, tell: Callable[[DeadLetter], None]) -> None:
+        """Each message of `queue` that this process finds guilty of the deaths of its workers (delivery limit) is told,
+        once, by the thread that drives a consumer."""
 
     def ping(self, timeout: float = 5.0) -> float:
         """Round trip in seconds; raises StoreConnectionError."""

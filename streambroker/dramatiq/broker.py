@@ -6,18 +6,18 @@ import time
 from typing import Any, ClassVar
 
 import dramatiq
-from dramatiq.errors import QueueJoinTimeout
+from dramatiq.errors import DecodeError, QueueJoinTimeout
 from dramatiq.middleware import Middleware
 
 from .. import fork
 from ..connection import JETSTREAM_SCHEMES, REDIS_SCHEMES, connect
 from ..engine import Engine
 from ..errors import ConfigurationError
-from ..message import Message
+from ..message import DeadLetter, Message
 from ..settings import JetStreamSettings, Settings
 from . import bodies
 from .consumer import StreamConsumer
-from .failures import unavailable, unreachable
+from .failures import DeliveryLimitExceeded, unavailable, unreachable
 from .options import engine_options
 from .unsettled import Unsettled
 
@@ -103,6 +103,19 @@ class StreamBroker(dramatiq.Broker):
     def unsettled(self, queue_name: str) -> Unsettled:
         """What this process has of a queue."""
         return self._unsettled.setdefault(queue_name, Unsettled())
+
+    def convicted(self, letter: DeadLetter) -> None:
+        """It killed its workers until the store gave it up: told to the middleware like any other failure."""
+        try:
+            message = dramatiq.MessageProxy(bodies.decode(letter.message.body, letter.queue))
+        except DecodeError:
+            return
+        message.fail()
+        message.stuff_exception(DeliveryLimitExceeded(letter.reason))
+        self.logger.error("Message %s of queue %r is a dead letter: %s.", message.message_id, letter.queue,
+                          letter.reason)
+        self.emit_before("nack", message)
+        self.emit_after("nack", message)
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> StreamConsumer:
         return self.consumer_class(self, queue_name, prefetch, timeout)

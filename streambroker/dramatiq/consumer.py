@@ -65,6 +65,7 @@ class StreamConsumer(dramatiq.Consumer):
         self.prefetch = max(1, prefetch)
         self.timeout = timeout
         self._unsettled = broker.unsettled(queue_name)
+        broker.engine.watch_convictions(queue_name, broker.convicted)
         self._arrived: deque[Delivery] = deque()
         with unavailable():
             self._source = broker.engine.consume([queue_name])
@@ -140,8 +141,9 @@ class StreamConsumer(dramatiq.Consumer):
     def nack(self, message: dramatiq.MessageProxy) -> None:
         if not isinstance(message, StreamMessage) or not self._unsettled.remove(message):
             return
-        reason = bodies.reason_of(message._exception)
-        message._source.dead_letter(message._delivery, reason)
+        delivery = message._delivery
+        message._source.dead_letter(delivery, bodies.reason_of(message._exception),
+                                    bodies.dead_copy(message, delivery.message))
 
     def requeue(self, messages: Iterable[dramatiq.MessageProxy]) -> None:
         for message in messages:

@@ -13,6 +13,9 @@ from ..errors import Closed, StoreConnectionError, StreambrokerError
 class DeliveryLimitExceeded(BrokerError):
     """Stuffed into a message that became a dead letter since each process that ran it died."""
 
+    def __init__(self, message: str) -> None:
+        self.message = message
+
 
 @contextmanager
 def unreachable() -> Iterator[None]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Closed, StoreConnectionError
-from ...message import Delivery
+from ...message import Delivery, Message
 from ...real import Wakeup, make_lock
 from .choice import Choice
 from .frames import Reply
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: how long receiving waits until what was given back is in the store (seconds)
 PATIENCE = 0.1
+#: room that a dead letter needs beside its message (bytes)
+GRAVE_HEADERS = 4096
 #: how long closing waits for the store (seconds)
 FAREWELL = 2.0
 
@@ -296,8 +298,13 @@ class JetStreamConsumer:
         """Back uncounted, so that another process can have it."""
         self._settle(delivery, "pass", delay=delay)
 
-    def dead_letter(self, delivery: Delivery, reason: str) -> None:
+    def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
+        if message is not None and not delivery.settled and self._fits(message):
+            delivery.message = message
         self._settle(delivery, "dead", reason=reason)
+
+    def _fits(self, message: Message) -> bool:
+        return len(message.head) + len(message.body) + GRAVE_HEADERS <= self._engine.link.max_payload
 
     def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
         if not self._settling(delivery):

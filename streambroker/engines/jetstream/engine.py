@@ -70,6 +70,7 @@ class JetStreamEngine:
         self.plain = Plain(self.link, settings)
         self._publisher = Publisher(self)
         self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
+        self._tellers: dict[str, Callable[[DeadLetter], None]] = {}
         self._start()
         fork.register(self)
 
@@ -272,6 +273,16 @@ class JetStreamEngine:
         for letter in inspector.dead(queue):
             if self._forwards[queue](letter):
                 inspector.dead_remove(queue, [letter.id])
+
+    def watch_convictions(self, queue: str, tell: Callable[[DeadLetter], None]) -> None:
+        self._tellers[queue] = tell
+
+    def convicted(self, letter: DeadLetter) -> None:
+        """It became a dead letter for what it did to its workers; from any thread."""
+        if letter.queue in self._tellers:
+            self.chores.add(partial(self._tellers[letter.queue], letter))
+            for consumer in self.consumption.consumers():
+                consumer.wake()
 
     # ------------------------------------------------------------------ the rest
     def table(self, name: str) -> JetStreamTable:

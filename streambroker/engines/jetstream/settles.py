@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import StoreConnectionError, StoreError
-from ...message import Delivery
+from ...message import DeadLetter, Delivery
 from .api import ApiError
 from .delays import delay_frame
 from .envelope import Envelope
@@ -210,12 +210,15 @@ class Settles:
         if not await self._is_there(delivery):
             return
         await engine.streams.aensure(engine.names.dead)
-        await engine.streams.store(grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name),
-                           engine.names.dead)
+        number = await engine.streams.store(
+            grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name), engine.names.dead)
         if not engine.link.post([Frame(delivery.place.reply, TERM)]):
             raise StoreConnectionError("the link broke")
         engine.books.close(delivery.place)
         engine.buried(delivery.queue)
+        if settle.holder:
+            engine.convicted(DeadLetter(delivery.queue, str(number), delivery.message, settle.reason, delivery.count,
+                                        delivery.place.first, engine.streams.now(), settle.holder))
 
     async def _move(self, settle: Settle) -> None:
         """A copy that waits takes its place; the id of the copy keeps a repetition from storing it twice."""

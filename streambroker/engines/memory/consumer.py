@@ -148,8 +148,11 @@ class MemoryConsumer(Receiver):
         for delivery in list(deliveries):
             self._settle(delivery, lambda queue, entry: self.store.give_back(queue, entry, counted=False))
 
-    def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        self._settle(delivery, lambda queue, entry: self.store.bury(queue, entry, self.engine.holder, reason))
+    def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
+        def bury(queue: Queue, entry: Entry) -> None:
+            self.store.bury(queue, entry, self.engine.holder, reason, message)
+
+        self._settle(delivery, bury)
 
     def close(self, keep: Collection[Delivery] = ()) -> None:
         if self.closed or self.engine.foreign():
@@ -205,7 +208,7 @@ class MemoryConsumer(Receiver):
         queues = [self.store.queues[name] for name in self._queues if name in self.store.queues]
         holder, now = self.engine.holder, self.store.now
         ready = self._armed and any(queue.choose(holder, now).entry for queue in queues)
-        return ready or any(self._offers())
+        return ready or any(self._offers()) or any(self.store.convicted[name] for name in self._told())
 
     def _next_event(self) -> float | None:
         times = [self.store.next_event(name) for name in self._queues]
@@ -216,7 +219,13 @@ class MemoryConsumer(Receiver):
         graves = [grave for name in self._queues for grave in self.engine.offers(name)]
         return [grave for grave in graves if grave.offer <= self.store.now]
 
+    def _told(self) -> list[str]:
+        return [name for name in self._queues if name in self.engine.tellers]
+
     def _forward(self) -> None:
+        for name in self._told():
+            while self.store.convicted[name]:
+                self.engine.tellers[name](self.store.convicted[name].popleft())
         for grave in self._offers():
             letter = grave.letter
             grave.offer = self.store.now + OFFER_AGAIN

@@ -33,6 +33,7 @@ class MemoryEngine:
         self.holder = Holder(settings)
         self.receivers: list[MemoryConsumer | MemorySubscription] = []
         self.forwards: dict[str, Callable[[DeadLetter], bool]] = {}
+        self.tellers: dict[str, Callable[[DeadLetter], None]] = {}
         self._pid = os.getpid()
         self._closed = False
         self._inspector = MemoryInspector(self)
@@ -142,6 +143,10 @@ class MemoryEngine:
     def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
         with self.turn():
             self.forwards[queue] = forward
+
+    def watch_convictions(self, queue: str, tell: Callable[[DeadLetter], None]) -> None:
+        with self.turn():
+            self.tellers[queue] = tell
 
     def offers(self, queue: str) -> list[Grave]:
         """Dead letters that this engine should offer to its forwarder, now or at their `offer` time."""

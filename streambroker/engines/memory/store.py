@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ...message import DeadLetter, Delivery, Message, QueueSpec
@@ -17,6 +19,8 @@ Clock = Callable[[], float]
 
 #: longest time, in seconds, for which a last-chance message keeps others from its holder
 TRIAL = 5.0
+#: convictions that are kept for whoever wants to know
+CONVICTED = 100
 
 
 class Listener(Protocol):
@@ -45,6 +49,8 @@ class Store:
         self.changed = threading.Condition(self.lock)
         self.queues: dict[str, Queue] = {}
         self.graves: dict[str, dict[str, Grave]] = {}
+        #: those of them that nobody was told of yet; the newest, since perhaps nobody wants to know
+        self.convicted: defaultdict[str, deque[DeadLetter]] = defaultdict(partial(deque, maxlen=CONVICTED))
         self.tables: dict[str, dict[str, tuple[str, str]]] = {}
         self.holders: list[Holder] = []
         self.listeners: list[Listener] = []
@@ -176,13 +182,16 @@ class Store:
         else:
             self.give_back(queue, entry)
 
-    def bury(self, queue: Queue, entry: Entry, holder: Holder, reason: str) -> None:
+    def bury(self, queue: Queue, entry: Entry, holder: Holder, reason: str,
+             message: Message | None = None) -> DeadLetter:
         graves = self.graves.setdefault(queue.spec.name, {})
-        letter = DeadLetter(queue.spec.name, entry.id, entry.message, reason, entry.count, entry.first, self.posix(),
+        kept = entry.message if message is None else message._replace(priority=entry.message.priority)
+        letter = DeadLetter(queue.spec.name, entry.id, kept, reason, entry.count, entry.first, self.posix(),
                             holder.name)
         graves[entry.id] = Grave(letter, self.now + holder.settings.dead_letter_max_age)
         while len(graves) > holder.settings.dead_letter_max_count:
             del graves[next(iter(graves))]
+        return letter
 
     @staticmethod
     def _let_go(queue: Queue, entry: Entry) -> None:
@@ -253,6 +262,7 @@ class Store:
                 self._lose(queue, entry)
                 suspect = trial is not None and trial.entry is entry
                 if limit and suspect and entry.count >= limit and (len(lost) == 1 or entry.count >= 2 * limit):
-                    self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died")
+                    self.convicted[queue.spec.name].append(
+                        self.bury(queue, entry, holder, f"delivery limit of {limit} reached: its worker died"))
                     continue
                 self.give_back(queue, entry)

@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Closed
-from ...message import Delivery
+from ...message import Delivery, Message
 from ...real import Wakeup
+from .publisher import encode
 from .pull import Pull
 from .settles import Outbox, Settle
 from .takes import TakePlan
@@ -159,10 +160,10 @@ class RedisConsumer:
         for delivery in deliveries:
             self._settle("back", delivery)
 
-    def dead_letter(self, delivery: Delivery, reason: str) -> None:
-        self._settle("dead", delivery, reason)
+    def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
+        self._settle("dead", delivery, reason, encode(message) if message is not None else b"")
 
-    def _settle(self, mode: str, delivery: Delivery, extra: str = "") -> None:
+    def _settle(self, mode: str, delivery: Delivery, extra: str = "", copy: bytes = b"") -> None:
         if delivery.settled or self.no_ack or self._engine.forked():
             return
         delivery.settled = True
@@ -171,7 +172,7 @@ class RedisConsumer:
             logger.debug("lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
             return
         self._engine.holder.settling(delivery)
-        self.outbox.put(Settle(mode, delivery.queue, delivery.id, self._engine.holder.name, extra))
+        self.outbox.put(Settle(mode, delivery.queue, delivery.id, self._engine.holder.name, extra, copy))
         if self.closed:
             self._engine.flush_settles(at_once=True)
         elif self._parked and self._wakeup is not None:

@@ -55,6 +55,7 @@ class RedisStreamsEngine:
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)
         self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
+        self._tellers: dict[str, Callable[[DeadLetter], None]] = {}
         self._start()
         fork.register(self)
 
@@ -287,6 +288,18 @@ class RedisStreamsEngine:
         for letter in inspector.dead(queue):
             if self._forwards[queue](letter):
                 inspector.dead_remove(queue, [letter.id])
+
+    def watch_convictions(self, queue: str, tell: Callable[[DeadLetter], None]) -> None:
+        self._tellers[queue] = tell
+
+    def convicted(self, queue: str, ids: Sequence[bytes]) -> None:
+        """Those messages of `queue` became dead letters for what they did to their workers; from any thread."""
+        if queue in self._tellers:
+            self.chores.add(partial(self._tell, queue, ids))
+
+    def _tell(self, queue: str, ids: Sequence[bytes]) -> None:
+        for letter in self.inspector().dead_ones(queue, ids):
+            self._tellers[queue](letter)
 
     # ------------------------------------------------------------------ the rest
     def table(self, name: str) -> RedisTable:

@@ -73,6 +73,12 @@ class RedisInspector:
                 yield _dead_letter(queue, entry.decode(), dict(zip(flat[::2], flat[1::2], strict=True)))
             start = "(" + page[-1][0].decode()
 
+    def dead_ones(self, queue: str, ids: Collection[bytes]) -> Iterator[DeadLetter]:
+        """Those that are still there."""
+        for entry in ids:
+            for found, flat in self._commands.call("XRANGE", self._engine.keys.dead(queue), entry, entry):
+                yield _dead_letter(queue, found.decode(), dict(zip(flat[::2], flat[1::2], strict=True)))
+
     def dead_remove(self, queue: str, ids: Collection[str]) -> int:
         return self._in_pages(ids, lambda part: script("dead_remove").call(
             [self._engine.keys.dead(queue)], *part))

@@ -186,7 +186,7 @@ class Maintenance:
 
     def _reclaim_queue(self, queue: str, holder: str, in_company: bool) -> None:
         engine = self._engine
-        moved = buried = 0
+        moved, buried = 0, list[bytes]()
         engine.queues.learn_options(queue, self._commands)
         while True:
             m, b, left = self._commands.run(engine.queues.reclaim(queue, holder, PAGE, DIED + in_company))
@@ -195,9 +195,10 @@ class Maintenance:
                 break
         if buried:
             engine.buried(queue)
+            engine.convicted(queue, buried)
         if moved:
             engine.chores.say(logging.WARNING, "worker %s is gone: %d messages of queue %s go to others%s", holder,
-                       moved - buried, queue, f", {buried} to the dead letters" if buried else "")
+                       moved - len(buried), queue, f", {len(buried)} to the dead letters" if buried else "")
 
     def _reclaim_orphans(self) -> None:
         """Holders that own entries and are in no registry: a reclaimer died between verdict and work, or someone

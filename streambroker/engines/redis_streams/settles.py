@@ -21,13 +21,14 @@ PAGE = 500
 
 class Settle(NamedTuple):
     """One settlement. `mode` is done, back, nack, later or dead; `extra` its delay in ms or its reason; `id` is the
-    delivery's."""
+    delivery's; `copy` is what dies in place of the stored message, when it is not empty."""
 
     mode: str
     queue: str
     id: str
     holder: str
     extra: str = ""
+    copy: bytes = b""
 
     @property
     def step(self) -> str:
@@ -98,7 +99,7 @@ class Packer:
             if settle.mode == "done":
                 groups.setdefault((settle.queue, settle.step, settle.holder), []).append(settle)
             else:
-                groups.setdefault((settle.mode, settle.queue, settle.holder, settle.extra), []).append(settle)
+                groups.setdefault(settle[:2] + settle[3:], []).append(settle)
         commands = []
         for rows in groups.values():
             for start in range(0, len(rows), PAGE):
@@ -128,5 +129,6 @@ class Packer:
         pairs = [word for row in rows for word in (row.step, row.entry)]
         return script("settle").call(
             [self._keys.root(first.queue)], GROUP, first.holder, first.mode, self._limit_of(first.queue), first.extra,
-            self._settings.dead_letter_max_count, int(self._settings.dead_letter_max_age * 1000), *pairs)
+            self._settings.dead_letter_max_count, int(self._settings.dead_letter_max_age * 1000), first.copy,
+            *pairs)
 

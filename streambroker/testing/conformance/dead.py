@@ -48,6 +48,23 @@ class TestDeadLetters:
         letter, = engine.inspector().dead(queue)
         assert letter.last - letter.first >= 1.4
 
+    def test_another_message_can_be_kept_in_its_place(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, [Message(b"a", id="job", priority=1), Message(b"b", id="job")])
+        consumer = engine.consume([queue])
+        for got in drain(consumer, 2):
+            consumer.dead_letter(got, "why", Message(got.message.body + b"+traceback", b'{"dead": 1}', "job"))
+        consumer.receive(0, 0)
+        until(lambda: engine.inspector().stats(queue).dead == 2)
+        letters = list(engine.inspector().dead(queue))
+        assert sorted(bodies(letters)) == ["a+traceback", "b+traceback"]
+        assert {(letter.message.head, letter.message.id, letter.reason) for letter in letters} == {
+            (b'{"dead": 1}', "job", "why")}
+        engine.inspector().replay(queue, [letter.id for letter in letters])
+        again = drain(consumer, 2)
+        assert bodies(again) == ["b+traceback", "a+traceback"]
+        assert [each.message.priority for each in again] == [0, 1]
+
     def test_oldest_first(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         for text in "abc":

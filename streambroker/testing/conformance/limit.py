@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ...engine import Engine
-from ...message import QueueSpec
+from ...message import DeadLetter, QueueSpec
 from .kit import LEASE, MARGIN, Engines, acked, bodies, drain, messages, name, until
 
 
@@ -78,11 +78,16 @@ class TestKilled:
             holder = mortal.holder
             mortal.die()
             engines.advance(LEASE)
+        told: list[DeadLetter] = []
+        watcher.watch_convictions(queue, told.append)
         waiting = watcher.consume([queue])
         waiting.receive(0)
         until(lambda: dead(watcher, queue) == ["poison"], LEASE + MARGIN)
         letter, = watcher.inspector().dead(queue)
         assert letter.reason == "delivery limit of 3 reached: its worker died"
+        until(lambda: waiting.receive(0) == [] and bool(told))
+        assert [(each.queue, each.message.body, each.reason, each.count) for each in told] == [
+            (queue, b"poison", letter.reason, letter.count)]
         assert (letter.count, letter.holder) == (3, holder)
         engines.nothing(waiting)
 

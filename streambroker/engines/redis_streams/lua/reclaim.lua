@@ -3,7 +3,7 @@
 -- KEYS: root of one queue
 -- ARGV: 1 group, 2 gone holder, 3 delivery limit or 0, 4 page, 5 dead letters kept, 6 their age in ms,
 --       7 0 (it left), 1 (it died) or 2 (it died and had messages of other queues too), 8... steps
--- Returns: {moved, buried, left 0/1}
+-- Returns: {moved, ids of the dead letters, left 0/1}
 -- Crash: what was moved is moved, the rest is found again. Only a holder whose pending list is empty is removed:
 -- XGROUP DELCONSUMER drops pending entries for ever.
 -- A lost delivery alone convicts nobody: only the one message that was handed out as a last chance, alone, is buried.
@@ -12,7 +12,7 @@
 -- include bury
 local root, group, gone, limit, page = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local counted, now = ARGV[7] ~= '0', clock()
-local moved, buried, left = 0, 0, 0
+local moved, buried, left = 0, {}, 0
 
 local function pending(stream, count)
   if redis.call('EXISTS', stream) == 0 then return {} end
@@ -45,9 +45,8 @@ for s = 8, #ARGV do
     local on_trial = limit > 0 and step == trial_step and id == trial_id
     moved = moved + 1
     if counted and on_trial and count >= limit and (company == 1 or count >= 2 * limit) then
-      bury(root, group, step, id, count, 'delivery limit of ' .. limit .. ' reached: its worker died', gone, ARGV[5],
-           ARGV[6], now)
-      buried = buried + 1
+      buried[#buried + 1] = bury(root, group, step, id, count, 'delivery limit of ' .. limit ..
+                                 ' reached: its worker died', gone, ARGV[5], ARGV[6], now) or nil
       redis.call('HDEL', root .. ':trial', gone)
     elseif not counted then
       local before = math.max(0, count - 1)
@@ -74,7 +73,7 @@ for s = 8, #ARGV do
   if moved >= page then left = 1 break end
 end
 if left == 0 then redis.call('HDEL', root .. ':trial', gone) end
-if moved > buried then redis.pcall('SET', root .. ':back', '1') end
+if moved > #buried then redis.pcall('SET', root .. ':back', '1') end
 -- also without anything to move: the dead one may have been woken for what others can have
 if redis.call('EXISTS', root .. ':s:' .. ARGV[8]) == 1 then
   if redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end

@@ -3,7 +3,7 @@
 -- ARGV: 1 group, 2 holder, 3 mode: back (uncounted) | nack (counted) | later (counted, after a delay) | dead |
 --       lost (counted, but it convicts nobody),
 --       4 delivery limit or 0, 5 reason (dead), or delay in ms (later), 6 dead letters kept, 7 their age in ms,
---       then step, id pairs
+--       8 message in place of the one that dies, or empty, then step, id pairs
 -- Returns: {settled, buried}
 -- Crash: each message is where it was or where it should go, never in both or none.
 -- include promote_page
@@ -12,7 +12,7 @@
 local root, group, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now, settled, buried, returned = clock(), 0, 0, 0
 local trial, freed = redis.call('HGET', root .. ':trial', me), false
-for i = 8, #ARGV, 2 do
+for i = 9, #ARGV, 2 do
   local step, id = ARGV[i], ARGV[i + 1]
   local stream = root .. ':s:' .. step
   local p = redis.pcall('XPENDING', stream, group, id, id, 1, me)
@@ -24,7 +24,7 @@ for i = 8, #ARGV, 2 do
     end
     freed = freed or trial
     if mode == 'dead' then
-      bury(root, group, step, id, count, ARGV[5], me, ARGV[6], ARGV[7], now)
+      bury(root, group, step, id, count, ARGV[5], me, ARGV[6], ARGV[7], now, ARGV[8])
       buried = buried + 1
     elseif (mode == 'nack' or mode == 'later') and limit > 0 and count >= limit then
       bury(root, group, step, id, count, 'delivery limit of ' .. limit .. ' reached: rejected with requeue', me,
@@ -58,7 +58,7 @@ if returned > 0 then
   -- under OOM the mark fails; consumers look without it from time to time
   redis.pcall('SET', root .. ':back', '1')
   if redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
-  local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[8])
+  local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[9])
   if ttl > 0 then
     redis.call('PEXPIRE', root .. ':back', ttl)
     redis.call('PEXPIRE', root .. ':bell', ttl)
