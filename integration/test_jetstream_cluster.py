@@ -35,7 +35,7 @@ class Load:
         self.longest = 0.0
         self.refused = 0
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._publish, self._consume)]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -79,23 +79,29 @@ class Load:
                 continue
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
-@pytest.mark.timeout(400)
-def test_the_leader_is_killed_again_and_again(cluster: NatsCluster, prefix: str, kills: int) -> None:
-    load = Load(cluster.url(), prefix)
+def kill_leaders(cluster: NatsCluster, load: Load, stream: str, kills: int) -> None:
     load.start()
     wait_until(lambda: len(load.received) > 100, 30, "the first messages")
     for _ in range(kills):
-        leader = cluster.leader(prefix)
+        leader = cluster.leader(stream)
         before = len(load.received)
         leader.kill()
         wait_until(lambda before=before: len(load.received) > before + 50, 15, "work goes on without the leader")
         leader.start()
-        wait_until(lambda: all(stream["cluster"].get("replicas") and not any(
-            replica.get("offline") for replica in stream["cluster"]["replicas"])
-            for server in cluster.servers for stream in server.streams() if "cluster" in stream
-            and stream["cluster"].get("leader") == server.name), 30, "all copies are back")
-    load.stop(30)
+        wait_until(lambda: all(made["cluster"].get("replicas") and not any(
+            replica.get("offline") for replica in made["cluster"]["replicas"])
+            for server in cluster.servers for made in server.streams() if "cluster" in made
+            and made["cluster"].get("leader") == server.name), 30, "all copies are back")
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.timeout(400)
+def test_the_leader_is_killed_again_and_again(cluster: NatsCluster, prefix: str, kills: int) -> None:
+    load = Load(cluster.url(), prefix)
+    try:
+        kill_leaders(cluster, load, prefix, kills)
+    finally:
+        load.stop(30)
     assert not set(load.confirmed) - load.received.keys()
     assert load.longest < 10
     assert load.refused == 0

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: an idle pull request lives so long, and the server shows that it has it this often (seconds)
-EXPIRES, HEARTBEAT = 30, 5
+EXPIRES, HEARTBEAT = 30, 2
 #: how long it may be silent before it counts as forgotten
-SILENCE = 2 * HEARTBEAT + 2
+SILENCE = 2 * HEARTBEAT + 1
 
 
 class Lane:
