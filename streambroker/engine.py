@@ -196,4 +196,6 @@ class Engine(Protocol):
     def ping(self, timeout: float = 5.0) -> float:
         """Round trip in seconds; raises StoreConnectionError."""
 
-    def close(self) -> None: ...
+    def close(self, keep: Collection[Delivery] = ()) -> None:
+        """Flush, hand everything back, end threads and connections. What is in `keep` still runs in this process:
+        others may have it when its death is proved or the lease is over."""

@@ -98,7 +98,7 @@ class StreamBroker(dramatiq.Broker):
         not be enqueued."""
         for each in self.unsettled(message.queue_name).messages():
             if each.message_id == message.message_id:
-                each._kept = True
+                each.kept = True
 
     def unsettled(self, queue_name: str) -> Unsettled:
         """What this process has of a queue."""
@@ -157,8 +157,9 @@ class StreamBroker(dramatiq.Broker):
     # ------------------------------------------------------------------ end
     def close(self) -> None:
         """Hand back what is not running, end threads and connections. May be called twice."""
+        running = [each.delivery for queue in self._unsettled.values() for each in queue.messages()]
         with unavailable():
-            self.engine.close()
+            self.engine.close(running)
 
     def after_fork(self) -> None:
         self._unsettled = {}

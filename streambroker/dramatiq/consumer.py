@@ -32,25 +32,26 @@ class StreamMessage(dramatiq.MessageProxy):
 
     def __init__(self, message: dramatiq.Message[Any], delivery: Delivery, source: Consumer) -> None:
         super().__init__(message)
-        self._delivery = delivery
-        self._source = source
+        self.delivery = delivery
+        #: the consumer of the engine that settles it, also when it is closed
+        self.source = source
         #: its retry is not in the store: it must not be acknowledged
-        self._kept = False
+        self.kept = False
 
     @property
     def delivery_count(self) -> int:
         """1 the first time; lost leases and killed workers count, retries are new messages."""
-        return self._delivery.count
+        return self.delivery.count
 
     @property
     def redelivered(self) -> bool:
         """Whether it was handed to a worker before."""
-        return self._delivery.redelivered or self._delivery.count > 1
+        return self.delivery.redelivered or self.delivery.count > 1
 
     @property
     def delivery_token(self) -> tuple[str, int]:
         """Fencing token: a later hand-over of the same message has a greater one."""
-        return self._delivery.token
+        return self.delivery.token
 
 
 class StreamConsumer(dramatiq.Consumer):
@@ -131,27 +132,27 @@ class StreamConsumer(dramatiq.Consumer):
     def ack(self, message: dramatiq.MessageProxy) -> None:
         if not isinstance(message, StreamMessage) or not self._unsettled.remove(message):
             return
-        if message._kept:
+        if message.kept:
             logger.warning("queue %r: the retry of message %s could not be stored, so this delivery comes again",
                            self.queue_name, message.message_id)
-            message._source.nack(message._delivery, AGAIN)
+            message.source.nack(message.delivery, AGAIN)
         else:
-            message._source.ack(message._delivery)
+            message.source.ack(message.delivery)
 
     def nack(self, message: dramatiq.MessageProxy) -> None:
         if not isinstance(message, StreamMessage) or not self._unsettled.remove(message):
             return
-        delivery = message._delivery
-        message._source.dead_letter(delivery, bodies.reason_of(message._exception),
+        delivery = message.delivery
+        message.source.dead_letter(delivery, bodies.reason_of(message._exception),
                                     bodies.dead_copy(message, delivery.message))
 
     def requeue(self, messages: Iterable[dramatiq.MessageProxy]) -> None:
         for message in messages:
             if isinstance(message, StreamMessage) and self._unsettled.remove(message):
-                message._source.hand_back([message._delivery])
+                message.source.hand_back([message.delivery])
 
     def close(self) -> None:
         """What no worker thread has seen goes back at once, what they have stays with this process."""
         self._arrived.clear()
         with unavailable():
-            self._source.close([message._delivery for message in self._unsettled.messages()])
+            self._source.close([message.delivery for message in self._unsettled.messages()])

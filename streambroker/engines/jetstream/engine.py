@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -298,27 +298,28 @@ class JetStreamEngine:
         if self.closed:
             raise Closed("this engine was closed; make a new one with connect()")
 
-    def close(self) -> None:
-        """Hand everything back, say goodbye, close the connection."""
+    def close(self, keep: Collection[Delivery] = ()) -> None:
+        """Hand everything back, say goodbye (unless something is kept), close the connection."""
         if self.closed:
             return
         if self.forked():
             self.closed = True
             return
         for consumer in self.consumption.consumers():
-            consumer.close()
+            consumer.close(keep)
         for subscription in [*self._subscriptions]:
             subscription.close()
         if self.link.connected:
-            self._goodbye()
+            self._goodbye(keep)
         self.closed = True
         self.plain.close()
         self.link.close()
 
-    def _goodbye(self) -> None:
+    def _goodbye(self, keep: Collection[Delivery]) -> None:
         self.settles.send_acks()
+        kept = {id(delivery) for delivery in keep}
         for delivery in list(self.holder.held.values()):
-            if not delivery.settled:
+            if not delivery.settled and id(delivery) not in kept:
                 delivery.place.consumer.hand_back([delivery])
         self.settles.wait(FAREWELL)
         try:
@@ -326,7 +327,8 @@ class JetStreamEngine:
             acks = self.settles.last_acks()
             if acks:
                 self.link.requests(acks, 1.0)
-            self.link.run(self._leave, FAREWELL)
+            if not keep:
+                self.link.run(self._leave, FAREWELL)
             self.chores.do()
         except (StoreConnectionError, StoreError) as error:
             logger.debug("cannot say goodbye: %s", error)

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...engine import Capabilities
 from ...errors import Closed, ConfigurationError, MessageTooLarge
-from ...message import DeadLetter, Message, QueueSpec
+from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...settings import Settings, read_settings
 from .consumer import MemoryConsumer, MemorySubscription
 from .inspector import MemoryInspector
@@ -157,13 +157,19 @@ class MemoryEngine:
         with self.turn():
             return time.perf_counter() - start
 
-    def close(self) -> None:
+    def close(self, keep: Collection[Delivery] = ()) -> None:
         if self.unusable():
             return
         for receiver in list(self.receivers):
-            receiver.close()
+            if isinstance(receiver, MemoryConsumer):
+                receiver.close(keep)
+            else:
+                receiver.close()
         with self.turn() as store:
-            store.leave(self.holder)
+            if keep:
+                self.holder.died = store.now
+            else:
+                store.leave(self.holder)
         self._closed = True
 
     def kill(self) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ... import fork
 from ...chores import Chores
 from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError, StoreError
-from ...message import DeadLetter, Message, QueueSpec
+from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...real import make_lock
 from ...settings import Settings, read_settings
 from .client import CLIENT_OPTIONS, Address, dialer
@@ -311,13 +311,13 @@ class RedisStreamsEngine:
     def forked(self) -> bool:
         return os.getpid() != self._pid
 
-    def close(self) -> None:
-        """Hand everything back, say goodbye, close all connections."""
+    def close(self, keep: Collection[Delivery] = ()) -> None:
+        """Hand everything back, say goodbye (unless something is kept), close all connections."""
         if self._closed:
             return
         self._closed = True
         for consumer in [*self._consumers]:
-            consumer.close()
+            consumer.close(keep)
         for subscription in [*self._subscriptions]:
             subscription.close()
         if self._maintenance is not None:
@@ -326,7 +326,7 @@ class RedisStreamsEngine:
         farewell = self.make_commands(FAREWELL_PATIENCE, FAREWELL_TIMEOUT)
         try:
             self._publisher.flush()
-            self._goodbye(farewell)
+            self._goodbye(farewell, leave=not keep)
             self.chores.do()
         except (StoreConnectionError, StoreError) as error:
             logger.debug("cannot say goodbye: %s", error)
@@ -334,11 +334,11 @@ class RedisStreamsEngine:
         farewell.close()
         self.commands.close()
 
-    def _goodbye(self, farewell: Commands) -> None:
+    def _goodbye(self, farewell: Commands, *, leave: bool) -> None:
         for consumer in self.consumers_open():
             if len(consumer.outbox):
                 self.send_settles(consumer.outbox.take(), farewell, None)
-        if self.registry.registered:
+        if self.registry.registered and leave:
             for queue in self.queues.touched:
                 try:
                     for name in (self.holder.name, *self.holder.old_names):

@@ -47,6 +47,18 @@ class TestLease:
             engines.nothing(consumer)
         assert sorted(bodies(got), key=int) == texts
 
+    def test_what_still_runs_when_its_engine_is_closed_comes_back_when_that_seems_dead(self, engines: Engines) -> None:
+        queue, leaving, other = name(), engines(), engines()
+        other.publish(queue, messages("running", "prefetched"))
+        consumer = leaving.consume([queue])
+        running = drain(consumer, 2)[0]
+        waiting = other.consume([queue])
+        leaving.close([running])
+        assert [(bodies([each]), each.count) for each in drain(waiting, 1)] == [(["prefetched"], 1)]
+        engines.nothing(waiting)
+        again, = engines.recovered(waiting, 1)
+        assert (again.message.body, again.count, again.redelivered) == (b"running", 2, True)
+
     def test_the_lease_alone_decides_without_proof_of_death(self, engines: Engines) -> None:
         queue, other = name(), engines(proof_of_death=False, visibility_timeout=3)
         mortal = engines.mortal(proof_of_death=False, visibility_timeout=3)
