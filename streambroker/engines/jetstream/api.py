@@ -21,6 +21,8 @@ STREAM_EXISTS, WRONG_SEQUENCE, NO_MESSAGE = 10058, 10071, 10057
 CONSUMER_EXISTS, CONSUMER_MOVED = 10148, 10012
 #: codes that mean "not now": no leader, no quorum, no room
 _NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
+#: how long one request waits for its answer: a leader that died does not answer (seconds)
+PATIENCE = 3.0
 #: pauses between tries while nobody answers
 PAUSES = (0.05, 0.1, 0.2, 0.5)
 NOBODY = "nobody answers for JetStream: it is not enabled for this account, or there is no leader"
@@ -58,7 +60,8 @@ class Api:
         tries = 0
         while True:
             try:
-                return self.read(request, self._link.request(frame, timeout or self._settings.socket_timeout))
+                wait = timeout or min(self._settings.socket_timeout, PATIENCE)
+                return self.read(request, self._link.request(frame, wait))
             except AuthenticationError:
                 raise
             except StoreConnectionError:

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCE = re.compile(rb'"seq": ?(\d+)')
 _MESSAGE_ID = "Nats-Msg-Id"
+#: how long the first tries wait for an answer: one that went to a leader in its last moment is never answered (seconds)
+TRIES = (1.0, 2.0, 4.0, 10.0)
 #: room for subject and headers in the server's limit of a message
 OVERHEAD = 1024
 
@@ -135,7 +137,8 @@ class Publisher:
         problem: StoreConnectionError | None = None
         for tries in range(1_000_000):
             try:
-                timeout = max(0.1, min(settings.socket_timeout, end - time.monotonic()))
+                timeout = max(0.1, min(settings.socket_timeout, TRIES[min(tries, len(TRIES) - 1)],
+                                       end - time.monotonic()))
                 replies = self._engine.plain.requests([frames[index] for index in left], timeout) if answered is None \
                     else list(answered)
                 answered = None

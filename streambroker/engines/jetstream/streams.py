@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreError, StoreUnavailable
-from .api import NOBODY, STREAM_EXISTS, Api, ApiError
+from .api import NOBODY, PATIENCE, STREAM_EXISTS, Api, ApiError
 from .frames import Frame
 from .link import Link
 from .names import Names
@@ -157,7 +157,7 @@ class Streams:
     async def store(self, frame: Frame, stream: str, queue: str = "") -> int:
         """Publish in the link's thread; the sequence. Raises ApiError, StoreError, StoreConnectionError."""
         for again in (True, False):
-            reply = await self._link.ask(frame, self._settings.socket_timeout)
+            reply = await self._link.ask(frame, min(PATIENCE, self._settings.socket_timeout))
             if reply.status != 503 or not again:
                 break
             self.forget(stream)
