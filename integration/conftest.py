@@ -22,7 +22,8 @@ _VERSIONS = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", action="append", metavar="KIND",
-                     help="run tests that use one server on this kind (repeat it, or `all`); default: valkey")
+                     help="run tests that use one server on this kind (repeat it, or `all`); default: valkey, and nats too "
+                          "where the store makes a difference")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,15 +32,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`kind` is each kind of --server, `every_kind` each kind that is here."""
+    """`kind` is each kind of --server, `every_kind` each Redis that is here, `every_nats_kind` each nats-server."""
     if "every_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_kind", available_kinds())
     if "every_nats_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_nats_kind", available_nats_kinds())
     if "kind" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--server") or ["valkey"]
         # of the session's scope, so that fixtures of a module can ask for it
-        metafunc.parametrize("kind", available_kinds() if "all" in asked else asked, scope="session")
+        metafunc.parametrize("kind", _kinds(metafunc), scope="session")
+
+
+def _kinds(metafunc: pytest.Metafunc) -> list[Any]:
+    """Those that the run asks for, or of each store that the test is for; what does not fit is skipped."""
+    only = metafunc.definition.get_closest_marker("only_on")
+    asked = metafunc.config.getoption("--server")
+    if not asked:
+        if only is not None:
+            return ["nats" if only.args[0] == "nats" else "valkey"]
+        return ["valkey", "nats"] if metafunc.definition.get_closest_marker("stores") else ["valkey"]
+    kinds = [*available_kinds(), *available_nats_kinds()] if "all" in asked else asked
+    if only is None:
+        return kinds
+    store, reason = only.args
+    return [kind if (store == "nats") == kind.startswith("nats") else
+            pytest.param(kind, marks=pytest.mark.skip(reason=reason)) for kind in kinds]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -19,7 +19,10 @@ from integration.command import celery_process, run_celery
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from streambroker.embedded import free_port
+from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import RedisServer, wait_until
+
+pytestmark = pytest.mark.stores
 
 HOST = socket.gethostname()
 NODES = [f"one@{HOST}", f"two@{HOST}"]
@@ -50,7 +53,7 @@ def crew(servers: Callable[[str], RedisServer], kind: str,
     """Two workers, `one` and `two`, that all tests of this module share."""
     folder, server = tmp_path_factory.mktemp("surface"), servers(kind)
     rig = CeleryRig(folder, Ledger(folder / "ledger.jsonl"), f"surface-{kind}")
-    rig.use(server.url(), backend=f"redis://127.0.0.1:{server.port}/1", queues=["celery", "other"],
+    rig.use(server.url(), backend=server.result_url(), queues=["celery", "other"],
             conf={"worker_send_task_events": True, "task_send_sent_event": True, "worker_pool_restarts": True})
     try:
         rig.start(rig.worker("one", start=False), rig.worker("two", start=False))
@@ -58,6 +61,10 @@ def crew(servers: Callable[[str], RedisServer], kind: str,
         assert all(worker.alive for worker in rig.workers)
     finally:
         rig.close()
+
+
+def scheme_of(crew: CeleryRig) -> str:
+    return str(crew.settings.broker).partition(":")[0]
 
 
 def ask(crew: CeleryRig, verb: str, nodes: list[str] = NODES, **arguments: Any) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def test_what_inspect_tells_is_so(crew: CeleryRig) -> None:
     assert state[0] == "active"
     queues = {node: sorted(queue["name"] for queue in found) for node, found in inspect.active_queues().items()}
     assert all({"celery", "other"} <= set(found) for found in queues.values())
-    assert {stats["broker"]["transport"] for stats in inspect.stats().values()} == {"redis-streams"}
+    assert {stats["broker"]["transport"] for stats in inspect.stats().values()} == {scheme_of(crew)}
     assert all("work" in tasks for tasks in inspect.registered().values())
     crew.flag("unseen")
     crew.ledger.wait_ids("end", ["seen"], 10)
@@ -239,7 +246,7 @@ def test_the_command_line(crew: CeleryRig) -> None:
         crew.settings, "status", "report", "inspect ping --timeout 5", "control rate_limit add 100/s", "list bindings",
         "inspect stats --json")
     assert all(f"{node}: OK" in status for node in NODES)
-    assert "streambroker redis-streams" in report
+    assert f"streambroker {scheme_of(crew)}" in report
     assert ping.count("pong") == 2
     assert limit.count("new rate limit set successfully") == 2
     assert {"celery", "other"} <= {line.split()[0] for line in bindings.splitlines() if line}

@@ -1,4 +1,4 @@
-"""Kombu connections on a store of their own: for `tests` in memory, for `integration` on Redis."""
+"""Kombu connections on a store of their own: for `tests` in memory, for `integration` on real servers."""
 
 from __future__ import annotations
 

@@ -188,6 +188,10 @@ class NatsServer:
         login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
         return f"{scheme}://{login}{'@' if login else ''}{self.host}:{port or self.port}"
 
+    def result_url(self) -> str:
+        """For a result backend of the framework."""
+        return self.url()
+
     def version(self) -> str:
         """As in `nats 2.15.1`."""
         return f"nats {self.look('varz')['version']}"

@@ -196,6 +196,10 @@ class RedisServer:
             return f"{scheme}://{login}{self.socket_path}?virtual_host={db}"
         return f"{scheme}://{login}{self.host}:{port or self.port}/{db}"
 
+    def result_url(self, *, db: int = 1) -> str:
+        """For a result backend of the framework."""
+        return self.url("redis", db=db)
+
     def version(self) -> str:
         """As the server names itself, say `valkey 9.1.2`."""
         with self.client() as client:

@@ -1,4 +1,4 @@
-"""The adapter's tests, which run on the memory engine in `tests`, on Redis Streams."""
+"""The adapter's tests, which run on the memory engine in `tests`, on real servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import RedisServer
 from tests.kombu_rig import Broker
 from tests.test_kombu_channel import *  # noqa: F403
@@ -13,8 +14,11 @@ from tests.test_kombu_transport import *  # noqa: F403
 from tests.test_routing import *  # noqa: F403
 
 
+pytestmark = pytest.mark.stores
+
+
 @pytest.fixture
-def broker(server: RedisServer, prefix: str) -> Iterator[Broker]:
+def broker(server: RedisServer | NatsServer, prefix: str) -> Iterator[Broker]:
     broker = Broker(server.url(), prefix=prefix)
     yield broker
     broker.close()
