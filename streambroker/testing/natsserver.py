@@ -45,8 +45,9 @@ _ENV = "STREAMBROKER_SERVER_"
 
 
 def available_nats_kinds() -> list[str]:
-    """`nats`, found or not, and every other kind whose binary is here."""
-    return ["nats", *(kind for kind in KINDS if _find(kind))]
+    """`nats`, found or not, and every kind of another version whose binary is here."""
+    newest = nats_binary()
+    return ["nats", *(kind for kind in KINDS if (found := _find(kind)) and found != newest)]
 
 
 def nats_server_binary(kind: str) -> Path:
