@@ -269,7 +269,9 @@ def test_nested_chords(crew: ResultRig) -> None:
     deeper = chord([chord([inner.clone(), crew.s("echo", 4)], crew.s("collect")), crew.s("echo", 5)],
                    crew.s("collect"))
     assert deeper.delay().get(timeout=20) == [[[1, 2], 4], 5]
-    assert chord([crew.s("replaced"), crew.s("echo", 6)], crew.s("collect")).delay().get(timeout=20) == [[1, 2], 6]
+    one, six = chord([crew.s("replaced"), crew.s("echo", 6)], crew.s("collect")).delay().get(timeout=20)
+    # Celery 5.3 gives both parts of a chord that replaces a task the index of that task
+    assert (sorted(one), six) == ([1, 2], 6)
     crew.delay("nesting", "of groups")
     crew.ledger.wait_ids("end", ["of groups"], 20)
 
@@ -316,8 +318,9 @@ def test_forgetting_and_ignoring(crew: ResultRig, server: NatsServer) -> None:
 
 
 def test_revoked_and_eager_tasks(crew: ResultRig) -> None:
-    result = crew.delay("echo", 1, countdown=2)
-    crew.app.control.revoke(result.id)
+    result = crew.delay("hold", "revoked", "never raised")
+    crew.ledger.wait_ids("start", ["revoked"], 20)
+    crew.app.control.revoke(result.id, terminate=True)
     eager = crew.app.tasks["echo"].apply((5,))
     assert eager.get() == 5
     assert crew.app.AsyncResult(eager.id).state == "PENDING"

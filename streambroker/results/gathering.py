@@ -15,16 +15,23 @@ from .store import Conflict, ResultStore
 
 @dataclass(frozen=True)
 class _Record:
-    """`size` is None before `begin`, `more` what was added to it, `turn` the part that has the turn."""
+    """`size` is None before `begin`, `more` what was added to it, `turn` the part that has the turn. At most `seen`
+    parts have a sequence up to `at`."""
 
     size: int | None = None
     more: int = 0
+    seen: int = 0
+    at: int = 0
     turn: str = ""
     done: bool = False
 
     @classmethod
     def read(cls, value: bytes | None) -> _Record:
         return cls(**json.loads(value)) if value else cls()
+
+    @property
+    def total(self) -> int:
+        return (self.size or 0) + self.more
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -67,17 +74,23 @@ class Gathering:
     def arrive(self, part: str, value: bytes) -> Turn | None:
         """Add a part, which keeps its first value when it comes again. The turn when all are there and nobody else has
         it; it must be ended by `finish`."""
-        self._parts.add(part, value)
+        sequence = self._parts.add(part, value)
         while True:
-            count, found = self._parts.count_with(self._key)
+            found = self._store.get(self._key)
             record = _Record.read(found.value if found else None)
             if record.done:
                 self._parts.discard(part)
                 return None
             if found is None or record.size is None or record.turn not in ("", part):
                 return None
-            # a count that is older than others' parts is put right by those others; an older record by the write
-            if count < record.size + record.more:
+            # the last one has all others before it: while fewer messages than parts that were missing have come since
+            # somebody counted, this is not the last. So a thousand parts are counted some ten times.
+            if sequence and sequence - record.at < record.total - record.seen:
+                return None
+            seen = self._parts.count()
+            if seen < record.total:
+                if sequence:
+                    self._write(replace(record, seen=seen, at=sequence), found.sequence)
                 return None
             turn = self._write(replace(record, turn=part), found.sequence)
             if turn is not None:

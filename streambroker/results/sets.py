@@ -5,7 +5,7 @@ One message a member: adding one reads and rewrites nothing, and adding it again
 
 from __future__ import annotations
 
-from .store import Conflict, ResultStore, Stored
+from .store import Conflict, ResultStore
 
 
 class ResultSet:
@@ -17,25 +17,22 @@ class ResultSet:
         self._expires = expires
         self._all = store.stream.members(name)
 
-    def add(self, member: str, value: bytes) -> bool:
-        """Whether it is new. One that is there keeps its value."""
+    def add(self, member: str, value: bytes) -> int:
+        """Its sequence; 0 when it was there already, with a value that it keeps."""
         try:
-            self._store.put_at(self._store.stream.member(self._name, member), value, expires=self._expires, expected=0)
+            return self._store.put_at(self._store.stream.member(self._name, member), value, expires=self._expires,
+                                      expected=0)
         except Conflict:
-            return False
-        return True
+            return 0
 
     def discard(self, member: str) -> None:
         self._store.purge([self._store.stream.member(self._name, member)])
 
-    def count_with(self, key: str) -> tuple[int, Stored | None]:
-        """How many members there are, and the value of that key, in one round trip. What an `add` that has returned
-        added is counted."""
+    def count(self) -> int:
+        """How many members there are, all of those among them whose `add` has returned. The server looks at each."""
         stream = self._store.stream
-        count, value = self._store.ask(lambda: [
-            (stream.count(self._all), lambda reply: stream.check("counting", reply).get("total", 0)),
-            (stream.get(stream.value(key)), stream.read)])
-        return count, value
+        return self._store.ask(lambda: [(stream.count(self._all),
+                                         lambda reply: int(stream.check("counting", reply).get("total", 0)))])[0]
 
     def values(self) -> list[bytes]:
         """In the order of the members' names."""

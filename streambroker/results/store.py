@@ -7,7 +7,6 @@ import logging
 import math
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -230,13 +229,10 @@ class ResultStore:
 
 
 _shared: dict[Any, ResultStore] = {}
-_lock = threading.Lock()
 
 
 def shared(url: str, options: Mapping[str, Any], *, expires: float | None, max_age: float | None) -> ResultStore:
     """The store of this process for that place and these options; it lives as long as the process."""
     key = url, repr(sorted(options.items())), expires, max_age
-    with _lock:
-        if key not in _shared:
-            _shared[key] = ResultStore(url, expires=expires, max_age=max_age, **options)
-        return _shared[key]
+    # no lock, which a fork could copy while it is held: a store that lost the race was never used
+    return _shared.get(key) or _shared.setdefault(key, ResultStore(url, expires=expires, max_age=max_age, **options))

@@ -52,7 +52,8 @@ class Watch:
 
     def take(self, timeout: float) -> list[tuple[str, Stored]]:
         """Keys and values since the last time, as soon as there are any, at most `timeout` seconds later. A value may
-        come twice. Raises AuthenticationError or ConfigurationError when the store cannot be reached for good."""
+        come twice. Raises StoreError when the store refuses, AuthenticationError and ConfigurationError when it cannot
+        be reached for good."""
         if not self._news and timeout > 0:
             self._waiter = waiter = make_waiter()
             try:
@@ -77,6 +78,9 @@ class Watch:
             return
         self.told[key] = value.sequence
         self._news.append((key, value))
+        self.wake()
+
+    def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None:
             waiter.set()
@@ -111,9 +115,13 @@ class Watcher:
         self._keys: dict[str, _Key] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        #: what the server refused, when that was
+        self._refusal = ""
 
     def check(self) -> None:
         """Raises what makes waiting useless."""
+        if self._refusal:
+            raise StoreError(self._refusal)
         if not self._link.connected:
             error = self._link.failure()
             if isinstance(error, AuthenticationError) or not isinstance(error, StoreConnectionError):
@@ -182,12 +190,20 @@ class Watcher:
                 entries = [entry for key in part if (entry := self._keys.get(key)) is not None]
                 await asyncio.gather(*(self._listen(entry) for entry in entries if entry.listener is None))
                 await asyncio.gather(*(self._read(entry) for entry in entries))
-        except (StoreConnectionError, StoreError) as error:
-            self._stream.forget()
-            level = logging.DEBUG if isinstance(error, StoreConnectionError) else logging.WARNING
-            logger.log(level, "cannot look for results: %s", error)
-            if self._link.connected and self._retry is None:
-                self._retry = self._link.call_later(_RETRY, self._try_again)
+            self._refusal = ""
+        except StoreError as error:
+            self._refusal = str(error)
+            for watch in {watch for entry in self._keys.values() for watch in entry.watches}:
+                watch.wake()
+            self._later()
+        except StoreConnectionError as error:
+            logger.debug("cannot look for results: %s", error)
+            self._later()
+
+    def _later(self) -> None:
+        self._stream.forget()
+        if self._link.connected and self._retry is None:
+            self._retry = self._link.call_later(_RETRY, self._try_again)
 
     async def _listen(self, entry: _Key) -> None:
         listener = await self._link.alisten(self._stream.news(entry.key), partial(self._told, entry))
