@@ -74,6 +74,16 @@ class TestSettle:
         again, = drain(consumer, 1)
         assert (again.message.body, again.count, again.redelivered) == (b"a", 2, True)
 
+    def test_a_later_one_is_not_missed_by_a_consumer_that_waits(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, messages("a"))
+        consumer = engine.consume([queue])
+        got, = drain(consumer, 1)
+        engines.nothing(consumer)
+        consumer.nack(got, delay=0.3)
+        engines.advance(0.3)
+        assert [each.count for each in drain(consumer, 1)] == [2]
+
     def test_hand_back_comes_back_uncounted_at_its_old_place(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         engine.publish(queue, messages("a", "b", "c", "d"))

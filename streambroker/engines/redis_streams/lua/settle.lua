@@ -54,9 +54,10 @@ for i = 9, #ARGV, 2 do
   end
 end
 if freed and redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
-if returned > 0 then
-  -- under OOM the mark fails; consumers look without it from time to time
-  redis.pcall('SET', root .. ':back', '1')
+-- under OOM the mark fails; consumers look without it from time to time
+if returned > 0 then redis.pcall('SET', root .. ':back', '1') end
+-- whoever waits must know when the first of the later ones is due
+if returned > 0 or mode == 'later' then
   if redis.call('LLEN', root .. ':bell') < 1 then redis.pcall('RPUSH', root .. ':bell', '1') end
   local ttl = redis.call('PTTL', root .. ':s:' .. ARGV[9])
   if ttl > 0 then
