@@ -117,9 +117,9 @@ def jetstream_endpoint(connection: Connection) -> Endpoint:
     host = connection.hostname or "localhost"
     secure = bool(tls) or connection.transport_cls == "jetstream-tls"
     place = f"[{host}]" if ":" in host else host
-    login = _login(connection.userid, connection.password)
-    if connection.userid and not connection.password:
-        login = f"{quote(connection.userid, safe='')}@"
+    user, password = connection.userid, connection.password
+    # a lone one is a token
+    login = _login(user, password) if user and password else f"{quote(user or password or '', safe='')}@".lstrip("@")
     url = f"{'jetstream-tls' if secure else 'jetstream'}://{login}{place}:{connection.port or 4222}"
     others = [other for other in connection.alt if other and urlsplit(other).hostname]
     if len(others) > 1 and "servers" not in options:

@@ -312,6 +312,12 @@ class JetStreamTransport(Transport):
     default_port = 4222
     driver_name = "streambroker jetstream"
 
+    def __init__(self, client: Connection, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        if client.userid and not client.password:
+            # a token: Kombu and Celery show who logs in, and hide what is a password
+            client.userid, client.password = None, client.userid
+
     def endpoint(self) -> Endpoint:
         return jetstream_endpoint(self.client)
 
