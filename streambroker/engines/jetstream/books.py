@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StoreConnectionError, StoreError
+from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from .api import ApiError
 from .frames import Frame
 from .streams import MESSAGE_TTL
@@ -67,6 +67,11 @@ class Books:
         else:
             reply = await self._engine.link.ask(
                 Frame(f"{self._engine.api.prefix}.DIRECT.GET.{state}.{subject}"), timeout=5.0)
+            if reply.status not in (0, 404):
+                # no leader, or the stream is gone: that tells nothing about the book
+                self._engine.streams.forget(state)
+                await self._engine.streams.aensure(state)
+                raise StoreUnavailable(f"books cannot be read: {reply.description or reply.status}")
             data = b"" if reply.status else reply.data
         place.book = _decode(data)
 
@@ -88,13 +93,11 @@ class Books:
                      json.dumps(asdict(place.book), separators=(",", ":")).encode(), "", headers)
 
     async def write(self, frames: Sequence[Frame]) -> None:
-        """Returns when they are stored. Raises StoreConnectionError."""
+        """Returns when they are stored. Raises StoreError, StoreConnectionError."""
         await self._engine.streams.aensure(self._engine.names.state)
         for start in range(0, len(frames), WINDOW):
-            replies = await asyncio.gather(*(self._engine.link.ask(frame, timeout=5.0)
-                                             for frame in frames[start:start + WINDOW]))
-            if any(reply.status or b'"error"' in reply.data[:200] for reply in replies):
-                raise StoreConnectionError("the store did not take a book")
+            await asyncio.gather(*(self._engine.streams.store(frame, self._engine.names.state)
+                                   for frame in frames[start:start + WINDOW]))
 
     def close(self, place: Place) -> None:
         """The message is gone."""

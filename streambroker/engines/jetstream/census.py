@@ -8,7 +8,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .frames import Frame, Reply
+from ...errors import StoreConnectionError
+from .frames import Frame
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -42,39 +43,27 @@ class Census:
 
 async def take_census(engine: JetStreamEngine, timeout: float) -> list[Census]:
     """In the link's thread. Raises StoreConnectionError, StoreError."""
-    expected = set(await engine.watch.succession.peers())
-    if not expected:
-        return []
-    found: dict[str, Census] = {}
-    done = asyncio.Event()
+    names = await engine.watch.succession.peers()
+    found = await asyncio.gather(*(_look_at(engine, name, timeout) for name in names))
+    return [census for census in found if census is not None]
 
-    def answered(reply: Reply) -> None:
-        if reply.status:
-            done.set()
-            return
-        census = read(reply.data, 0.0)
-        if census is not None:
-            found[census.holder] = census
-            if expected <= found.keys():
-                done.set()
 
-    inbox = engine.link.new_inbox()
-    listener = await engine.link.alisten(inbox, answered)
+async def _look_at(engine: JetStreamEngine, name: str, timeout: float) -> Census | None:
+    """The process is asked by its own name: where nobody listens any more the server says so at once."""
     try:
-        if engine.link.post([Frame(engine.names.everyone, b"all", inbox)]):
-            await asyncio.wait_for(done.wait(), timeout)
-    except asyncio.TimeoutError:
-        pass
-    finally:
-        listener.close()
-    for name in expected - found.keys():
-        record = await engine.watch.record.read(name)
-        if record is not None and not record[0].get("gone"):
-            age = max(0.0, engine.streams.now() - record[2])
-            census = read(json.dumps(record[0]).encode(), age)
-            if census is not None and age < census.lease + 1:
-                found[name] = census
-    return [found[name] for name in sorted(found)]
+        reply = await engine.link.ask(Frame(engine.names.presence(name), b"all"), timeout)
+    except StoreConnectionError:
+        if not engine.link.connected:
+            raise
+    else:
+        if not reply.status:
+            return read(reply.data, 0.0)
+    record = await engine.watch.record.read(name)
+    if record is None or record[0].get("gone"):
+        return None
+    age = max(0.0, engine.streams.now() - record[2])
+    census = read(json.dumps(record[0]).encode(), age)
+    return census if census is not None and age < census.lease + 1 else None
 
 
 def read(data: bytes, age: float) -> Census | None:

@@ -49,6 +49,9 @@ class Choice:
                 if delivery is None:
                     break
                 lane.pool.remove(delivery)
+                if delivery.lost or self._engine.is_lost(delivery):
+                    self._engine.holder.drop(delivery)
+                    continue
                 if self._expired(delivery):
                     self._engine.expire(delivery, self._consumer)
                     continue

@@ -60,6 +60,8 @@ class Connection:
         self._servers = list(address.servers)
         self.epoch = 0
         self.connected = False
+        #: when the newest request was sent that was answered (time.monotonic())
+        self.proved = float("-inf")
         self.max_payload = 0
         self.version = ""
         self.on_connect: list[Callable[[], None]] = []
@@ -269,6 +271,7 @@ class Connection:
         subscriptions = [_subscribe(_INBOX, inbox)]
         subscriptions += [_subscribe(sid, each.subject) for sid, each in list(self._subscribed.items())]
         session.write(b"".join(subscriptions))
+        proved = time.monotonic()
         await session.flush(self._settings.socket_connect_timeout)
         if inbox.lower() in self._denied:
             raise AuthenticationError(f"the user may not subscribe to {self.address.inbox_prefix}.>: the server's "
@@ -280,6 +283,7 @@ class Connection:
         self.max_payload = int(session.info.get("max_payload") or 1048576)
         self.version = str(session.info.get("version") or "")
         self.epoch += 1
+        self.proved = proved
         self.connected = True
         self._failure = None
         logger.log(logging.INFO if self.epoch == 1 else logging.WARNING, "connected to %s%s", session.server,

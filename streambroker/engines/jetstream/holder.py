@@ -39,6 +39,8 @@ class Place:
     ends: float = float("inf")
     data: bytes = b""
     book: Book | None = None
+    #: the book says that it goes back uncounted
+    returned: bool = False
     #: it is a suspect: on one of its last deliveries
     last: bool = False
     #: the record of this process names it

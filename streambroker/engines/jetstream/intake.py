@@ -48,6 +48,10 @@ class Intake:
             self._consumer.refund()
             return
         delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
+        if self._engine.is_lost(delivery):
+            logger.debug("%s in %s comes too late, its lease is over", delivery.id, delivery.queue)
+            self._consumer.refund()
+            return
         if not self._consumer.no_ack:
             known = self._engine.holder.held.get(place.key)
             if known is not None:
@@ -74,7 +78,9 @@ class Intake:
         now = time.monotonic()
         return Place(
             lane.stream, lane.durable, int(parts[first + 1]), int(parts[first]), reply.reply,
-            int(parts[first + 3]) / 1e9, self._consumer, lane.step, lane.lease, now, now, data=reply.data)
+            int(parts[first + 3]) / 1e9, self._consumer, lane.step, lane.lease,
+            # this process may have been stopped, or the link: it was sent at any time since then
+            min(now, self._engine.link.proved), now, data=reply.data)
 
     async def _work(self) -> None:
         try:

@@ -89,6 +89,12 @@ class Link:
         return self._connection.version
 
     @property
+    def proved(self) -> float:
+        """time.monotonic() when the newest request was sent that was answered: what comes now left the server later,
+        however long it lay in a buffer."""
+        return self._connection.proved
+
+    @property
     def session(self) -> Session | None:
         """The present connection, for looking: at its server, and how to log in there; None while there is none."""
         return self._connection.session
@@ -162,7 +168,7 @@ class Link:
 
     def flush(self, timeout: float) -> None:
         """Return when the server has handled everything that was posted before. Raises StoreConnectionError."""
-        self.run(partial(self._flush, timeout), timeout + 0.5)
+        self.run(partial(self.aprove, timeout), timeout + 0.5)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
         """The result of a coroutine that the loop's thread runs. Raises what it raises, and StoreConnectionError when
@@ -222,6 +228,7 @@ class Link:
         connection = self._connection
         future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         token = connection.answers.add(Ask(future), 0, frame.subject)
+        epoch, sent = connection.epoch, time.monotonic()
         try:
             if not connection.send(encode(frame, connection.max_payload, f"{connection.answers.inbox}.{token}")):
                 raise connection.failure()
@@ -232,7 +239,18 @@ class Link:
             connection.answers.remove([token])
         if reply is None:
             raise self._unanswered(frame)
+        if connection.epoch == epoch:
+            connection.proved = max(connection.proved, sent)
         return reply
+
+    async def aprove(self, timeout: float) -> None:
+        """Set `proved`; a connection that does not answer in time is ended. Raises StoreConnectionError."""
+        session, sent = self._connection.session, time.monotonic()
+        if session is None:
+            raise self._connection.failure()
+        await session.flush(timeout)
+        if session is self._connection.session:
+            self._connection.proved = max(self._connection.proved, sent)
 
     async def alisten(self, subject: str, handler: Callable[[Reply], None]) -> Listener:
         """As `listen`, but waits for no connection."""
@@ -256,12 +274,6 @@ class Link:
             self._pid = os.getpid()
             _graveyard.append(self._connection)
             self._connection = Connection(self.address, self._settings)
-
-    async def _flush(self, timeout: float) -> None:
-        session = self._connection.session
-        if session is None:
-            raise self._connection.failure()
-        await session.flush(timeout)
 
     def _exchange(self, frames: Sequence[Frame], deadline: float) -> list[Reply | None]:
         connection = self._connection

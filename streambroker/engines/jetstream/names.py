@@ -10,7 +10,7 @@
 | `<p>.s.<table>.<row>` | `<p>_state`, last of each subject | rows of shared tables |
 | `<p>.b.<stream>.<seq>` | `<p>_state` | the book of one message: what the server's delivery count does not tell |
 | `<p>.w.<holder>` | `<p>_held`, last of each subject | what a process holds, its sign of life |
-| `<p>.p.<holder>`, `<p>.p` | none | asks one process, or all, what they hold now |
+| `<p>.p.<holder>` | none | asks one process whether it is there, and what it holds now |
 | `<p>.n` | none | tells of joins, departures and new priority steps |
 | `<p>.f.<topic>.<key>` | none | broadcasts |
 """
@@ -63,7 +63,6 @@ class Names:
         self.state = f"{self.root}_state"
         self.held = f"{self.root}_held"
         self.news = f"{self.root}.n"
-        self.everyone = f"{self.root}.p"
         self._start = len(self.root) + 1
 
     # Streams and their subjects

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery
 from .api import ApiError
+from .books import Book
 from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame
@@ -32,8 +34,9 @@ WINDOW, WINDOW_TIME = 4, 0.005
 TOGETHER = 0.002
 #: acks of so many seconds are sent again after a break
 DOUBTFUL = 5.0
-#: pause before settlements are tried again that the store did not take
-AGAIN = 0.5
+#: pause before settlements are tried again that the store did not take, and the longest wait for it to say that it has
+#: given messages back (seconds)
+AGAIN, LONGEST = 0.5, 2.0
 
 
 class Settle(NamedTuple):
@@ -148,7 +151,8 @@ class Settles:
                 try:
                     await self._settle(batch)
                 except (StoreConnectionError, StoreError) as error:
-                    self._waiting.extendleft(reversed(batch))
+                    # behind the others: one that is never taken must not keep them
+                    self._waiting.extend(batch)
                     self._engine.chores.report(f"settlements wait: {error}")
                     self._engine.link.call_later(AGAIN, self._kick)
                     return
@@ -156,13 +160,9 @@ class Settles:
             self._busy = False
 
     async def _settle(self, batch: list[Settle]) -> None:
-        """All of it may be repeated: what was given back has left `batch`'s caller only when this returns."""
+        """Takes out of `batch` what is done, so that the rest can be repeated."""
         engine = self._engine
-        for settle in [each for each in batch if engine.is_lost(each.delivery)]:
-            # the link was down for too long: another process may have it
-            batch.remove(settle)
-            settle.delivery.lost = True
-            engine.holder.drop(settle.delivery)
+        self._drop_lost(batch)
         batch.sort(key=lambda settle: settle.delivery.place.key)
         if any(settle.delivery.place.recorded for settle in batch):
             await engine.watch.record.write()
@@ -170,28 +170,57 @@ class Settles:
         for settle in batch:
             place = settle.delivery.place
             if settle.mode in ("back", "pass"):
-                bounces = (place.book.bounces if place.book else 0) + (settle.mode == "pass")
-                books.append(engine.books.frame(
-                    place, returns=(place.book.returns if place.book else 0) + 1, trial="", bounces=bounces))
+                if not place.returned:
+                    place.returned = True
+                    book = place.book or Book()
+                    place.book = replace(book, returns=book.returns + 1, trial="",
+                                         bounces=book.bounces + (settle.mode == "pass"))
+                books.append(engine.books.frame(place))
             elif settle.mode == "nack" and place.book is not None and place.book.trial:
                 books.append(engine.books.frame(place, trial=""))
         if books:
             await engine.books.write(books)
-        for settle in batch:
-            if settle.mode == "dead":
-                await self.bury(settle)
-            elif settle.mode == "later":
-                await self._move(settle)
+        problem: Exception | None = None
+        for settle in [each for each in batch if each.mode in ("dead", "later")]:
+            try:
+                await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
+            except (StoreConnectionError, StoreError) as error:
+                problem = error
+            else:
+                self._done(batch, settle)
+        await self._give_back(batch)
+        if problem is not None:
+            raise problem
+
+    def _drop_lost(self, batch: list[Settle]) -> None:
+        """The link was down, or the store silent, for too long: another process may have it."""
+        for settle in [each for each in batch if self._engine.is_lost(each.delivery)]:
+            settle.delivery.lost = True
+            self._done(batch, settle)
+
+    def _done(self, batch: list[Settle], settle: Settle) -> None:
+        batch.remove(settle)
+        self._engine.holder.drop(settle.delivery)
+
+    async def _give_back(self, batch: list[Settle]) -> None:
+        """Once: a repetition, as one that comes late, would take the message from the next holder. What a break loses
+        comes back when its lease is over."""
+        engine = self._engine
+        self._drop_lost(batch)
+        back = [settle for settle in batch if settle.mode in ("back", "pass", "nack")]
         frames = [Frame(settle.delivery.place.reply, NAK if settle.delay <= 0 else
-                        b'-NAK {"delay": %d}' % int(settle.delay * 1e9))
-                  for settle in batch if settle.mode in ("back", "pass", "nack")]
-        if frames:
-            if not engine.link.post(frames[:-1]):
-                raise StoreConnectionError("the link broke")
+                        b'-NAK {"delay": %d}' % int(settle.delay * 1e9)) for settle in back]
+        if not frames:
+            return
+        if not engine.link.post(frames[:-1]):
+            raise StoreConnectionError("the link broke")
+        for settle in back:
+            self._done(batch, settle)
+        try:
             # what was sent before is through when this is answered
-            await engine.link.ask(frames[-1], engine.settings.socket_timeout)
-        for settle in batch:
-            engine.holder.drop(settle.delivery)
+            await engine.link.ask(frames[-1], min(LONGEST, engine.settings.socket_timeout))
+        except StoreConnectionError as error:
+            logger.debug("messages may come back late: %s", error)
 
     async def _is_there(self, delivery: Delivery) -> bool:
         """Whether it is still stored: its queue may have been deleted, or it was settled before a break."""

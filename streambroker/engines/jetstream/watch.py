@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: the link is tried when nothing was answered for this part of the lease, and ended when no answer comes in such a part
+#: either, at least and at most after so long (seconds)
+PROVE, SHORTEST, LONGEST = 5.0, 1.0, 5.0
+
+
 class Watch:
     """Of one engine, in the link's thread."""
 
@@ -33,6 +38,7 @@ class Watch:
         self.succession = Succession(engine, self.record)
         self._looking = False
         self._renewing = False
+        self._proving = False
 
     @property
     def lease(self) -> float:
@@ -51,7 +57,7 @@ class Watch:
                     await self._turn()
             except (StoreConnectionError, StoreError) as error:
                 logger.debug("the watch waits: %s", error)
-            await asyncio.sleep(min(0.5, self.lease / 4))
+            await asyncio.sleep(min(0.5, self.lease / 5))
 
     async def _turn(self) -> None:
         now = time.monotonic()
@@ -59,6 +65,9 @@ class Watch:
             await self._listen()
         for consumer in self._engine.consumption.consumers():
             consumer.look(now)
+        if now - self._engine.link.proved > self.lease / PROVE and not self._proving:
+            self._proving = True
+            self._engine.link.spawn(self._prove())
         if not self._renewing:
             self._renewing = True
             self._engine.link.spawn(self._renew())
@@ -76,7 +85,6 @@ class Watch:
     async def _listen(self) -> None:
         names, link = self._engine.names, self._engine.link
         self._listeners = [
-            await link.alisten(names.everyone, self._asked),
             await link.alisten(names.presence(self._engine.holder.name), self._asked),
             await link.alisten(names.news, self._news)]
 
@@ -128,8 +136,16 @@ class Watch:
         else:
             self.succession.changed()
 
-    # ------------------------------------------------------------------ the record
     # ------------------------------------------------------------------ renewing
+    async def _prove(self) -> None:
+        """A link that died unseen costs leases."""
+        try:
+            await self._engine.link.aprove(max(SHORTEST, min(LONGEST, self.lease / PROVE)))
+        except StoreConnectionError as error:
+            logger.debug("the link does not answer: %s", error)
+        finally:
+            self._proving = False
+
     async def _renew(self) -> None:
         try:
             now = time.monotonic()
@@ -140,17 +156,27 @@ class Watch:
                     self._engine.let_go(delivery)
                 elif not delivery.settled and now - delivery.place.renewed > delivery.place.lease / 3:
                     due.append(delivery)
-            for start in range(0, len(due), 500):
-                part = due[start:start + 500]
-                sent = time.monotonic()
-                if not self._engine.link.post([Frame(each.place.reply, BUSY) for each in part[:-1]]):
-                    return
-                # what was sent before the last one is through when that is answered
-                await self._engine.link.ask(Frame(part[-1].place.reply, BUSY), min(5.0, self.lease / 2))
-                for delivery in part:
-                    delivery.place.renewed = sent
-        except (StoreConnectionError, StoreError) as error:
-            logger.debug("leases were not renewed: %s", error)
+            lanes: dict[tuple[str, str], list[Delivery]] = {}
+            for delivery in due:
+                lanes.setdefault((delivery.place.stream, delivery.place.durable), []).append(delivery)
+            await asyncio.gather(*(self._renew_lane(found) for found in lanes.values()))
         finally:
             self._renewing = False
 
+    async def _renew_lane(self, due: list[Delivery]) -> None:
+        """Of one consumer of the server: each may be led by another node."""
+        try:
+            for start in range(0, len(due), 500):
+                await self._renew_part(due[start:start + 500])
+        except (StoreConnectionError, StoreError) as error:
+            logger.debug("leases were not renewed: %s", error)
+
+    async def _renew_part(self, part: list[Delivery]) -> None:
+        link, sent = self._engine.link, time.monotonic()
+        if not link.post([Frame(each.place.reply, BUSY) for each in part[:-1]]):
+            return
+        # what was sent before the last one is through when that is answered
+        reply = await link.ask(Frame(part[-1].place.reply, BUSY), min(5.0, self.lease / 2))
+        if not reply.status:
+            for delivery in part:
+                delivery.place.renewed = sent
