@@ -33,7 +33,14 @@ EXPECTED: dict[str, str] = {
 
 
 #: the same, with results in JetStream
-WITH_RESULTS: dict[str, str] = {}
+WITH_RESULTS: dict[str, str] = {
+    "test_task_redis_result_backend::test_asyncresult_forget_cancels_subscription": "looks at channels of Redis",
+    "test_task_redis_result_backend::test_asyncresult_get_cancels_subscription": "looks at channels of Redis",
+    "test_chord::test_chord_on_error": "looks for the parts of a chord in keys of Redis",
+    "test_chord::test_error_propagates_from_chord": "an issue of Celery's (6437), marked so for results in Redis",
+    "test_chain::test_chord_header_id_duplicated_on_rabbitmq_msg_duplication[redis-group-ids]":
+        "a message that is published twice by a trick that works with RabbitMQ; marked so for Redis as a broker",
+}
 _FOR_REDIS_ONLY = re.compile(r"""result_backend\.startswith\((['"])redis\1\)""")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from celery import group, maybe_signature, states
 from celery.app.task import Context
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
-from celery.utils.functional import _regen
+from celery.utils.functional import _regen, maybe_list
 from kombu.utils.encoding import ensure_bytes
 
 from ..results.gathering import Gathering
@@ -40,25 +41,27 @@ class Chords:
             self._backend.set(self._backend.get_key_for_group(header.id),
                               self._backend.encode({"result": header.as_tuple()}), self._backend.parts_expire)
 
-    def part_done(self, request: Any, state: str, result: Any) -> None:
-        """A task of a header has ended. The last one publishes the body, or fails it."""
+    def part_done(self, request: Any, state: str, result: Any, told: Sequence[Any] = ()) -> None:
+        """A task of a header has ended. The last one publishes the body, or fails it. `told` are callbacks for errors
+        that know of this failure."""
         task_id, group_id, index = request.id, request.group, request.group_index
         if not task_id or not group_id:
             return
         backend = self._backend
         gathering = self.gathering(group_id)
-        value = ensure_bytes(backend.encode([1, task_id, state, backend.encode_result(result, state)]))
+        value = ensure_bytes(backend.encode([1, task_id, state, backend.encode_result(result, state), list(told)]))
         # one task can stand in a header twice
         part = f"{'last' if index is None else format(index, '08d')}-{task_id}"
         turn = backend.persist(partial(gathering.arrive, part, value))
         if turn is None:
             return
         body = maybe_signature(request.chord, app=backend.app)
+        parts = [backend.decode(value) for value in backend.persist(gathering.values)]
         try:
-            values = self._values(group_id, gathering)
+            values = self._values(group_id, parts)
         except Exception as error:  # whatever the parts raised, or the reading of what they returned
             logger.exception("chord %r has no values for its body", group_id)
-            self._fail(body, error if isinstance(error, ChordError) else ChordError(f"Join error: {error!r}"))
+            self._fail(body, error if isinstance(error, ChordError) else ChordError(f"Join error: {error!r}"), parts)
             backend.persist(partial(gathering.finish, turn))
             return
         turn = backend.persist(partial(gathering.renew, turn))
@@ -69,18 +72,22 @@ class Chords:
             self._publish(body, values)
         except Exception as error:  # whatever a broker raises
             logger.exception("chord %r: its body cannot be published", group_id)
-            self._fail(body, ChordError(f"Callback error: {error!r}"))
+            self._fail(body, ChordError(f"Callback error: {error!r}"), ())
         backend.persist(partial(gathering.finish, turn))
 
-    def _fail(self, body: Any, error: ChordError) -> None:
-        self._backend.chord_error_from_stack(body, error)
+    def _fail(self, body: Any, error: ChordError, parts: Iterable[Sequence[Any]]) -> None:
+        """Call the callbacks for errors that were not told by a chord inside, and fail the body's result."""
+        told = [callback for part in parts for callback in part[4]]
+        mine = maybe_list(body.options.get("link_error")) or []
+        left = [callback for callback in mine if callback not in told]
+        self._backend.chord_error_from_stack(body.clone(link_error=left) if told else body, error)
         # a body can be a part of another chord, which would wait for ever
         for each in body.tasks if isinstance(body, group) else [body]:
             options = each.options
             if options.get("chord"):
-                self.part_done(Context(id=options.get("task_id"), group=options.get("group_id"),
-                                       group_index=options.get("group_index"), chord=options["chord"]),
-                               states.FAILURE, error)
+                request = Context(id=options.get("task_id"), group=options.get("group_id"),
+                                  group_index=options.get("group_index"), chord=options["chord"])
+                self.part_done(request, states.FAILURE, error, [*told, *mine])
 
     def _publish(self, body: Any, values: list[Any]) -> None:
         amqp = self._backend.app.amqp
@@ -89,19 +96,19 @@ class Chords:
         else:
             body.delay(values)
 
-    def _values(self, group_id: str, gathering: Gathering) -> list[Any]:
+    def _values(self, group_id: str, parts: Iterable[Sequence[Any]]) -> list[Any]:
         """What the body gets. Raises ChordError when a part failed."""
         backend = self._backend
         header = GroupResult.restore(group_id, backend=backend, app=backend.app)
         if header is None:
-            return [self._value(backend.decode(value)) for value in gathering.values()]
+            return [self._value(part) for part in parts]
         header.on_ready()
         with allow_join_result():
             joined: list[Any] = header.join_native(timeout=backend.app.conf.result_chord_join_timeout, propagate=True)
         return joined
 
-    def _value(self, part: list[Any]) -> Any:
-        _, task_id, state, value = part
+    def _value(self, part: Sequence[Any]) -> Any:
+        _, task_id, state, value, _ = part
         if state in states.EXCEPTION_STATES:
             value = self._backend.exception_to_python(value)
         if state in states.PROPAGATE_STATES:
