@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """One process. `seen` is the age of its last sign of life."""
+    """One process. `seen` is the age of its last sign of life, `renewed` that of its oldest lease."""
 
     holder: str
     host: str
@@ -38,6 +38,7 @@ class Census:
     queues: tuple[str, ...]
     lease: float
     seen: float
+    renewed: float
     held: tuple[Held, ...]
 
 
@@ -69,10 +70,11 @@ async def _look_at(engine: JetStreamEngine, name: str, timeout: float) -> Census
 def read(data: bytes, age: float) -> Census | None:
     try:
         told: dict[str, Any] = json.loads(data)
-        held = tuple(Held(str(row[0]), str(row[1]), float(row[2]) + age, int(row[3]), str(row[4]), str(row[5]),
-                          int(row[6])) for row in told["held"])
+        held = tuple(Held(str(queue), str(row[0]), float(row[1]) + age, int(row[2]), str(stream), str(durable),
+                          int(row[0]))
+                     for queue, stream, durable, rows in told["held"] for row in rows)
         return Census(str(told["holder"]), str(told["host"]), int(told["pid"]), tuple(sorted(told["queues"])),
-                      float(told["lease"]), age, held)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+                      float(told["lease"]), age, float(told["age"]) + age, held)
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         logger.debug("an answer that cannot be read: %s", error)
         return None

@@ -123,7 +123,7 @@ class Watch:
     # ------------------------------------------------------------------ answering
     def _asked(self, reply: Reply) -> None:
         if reply.reply:
-            data = json.dumps(self.record.state(settling=True), separators=(",", ":")).encode() if reply.data else b"1"
+            data = self.record.state(settling=True)[0] if reply.data else b"1"
             self._engine.link.post([Frame(reply.reply, data)])
 
     def _news(self, reply: Reply) -> None:
@@ -131,7 +131,7 @@ class Watch:
             news = json.loads(reply.data)
         except ValueError:
             return
-        if "steps" in news:
+        if isinstance(news, dict) and "steps" in news:
             self._engine.consumption.steps_changed(str(news["steps"]))
         else:
             self.succession.changed()
