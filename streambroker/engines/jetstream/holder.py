@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: stream and sequence: what names a message while it is stored
 Key = tuple[str, int]
+#: longest listing of one message (bytes)
+ROW = 48
 
 
 @dataclass(slots=True, eq=False)
@@ -116,10 +118,19 @@ class Holder:
         """How many messages of `queue` are out."""
         return len(self.handed.get(queue, ()))
 
-    def listing(self, *, settling: bool) -> list[list[Any]]:
-        """What it holds, for others: queue, id, age, count, stream, durable, sequence; with `settling` also what is
-        about to leave."""
+    def listing(self, *, settling: bool, room: int) -> tuple[list[list[Any]], list[Delivery]]:
+        """What it holds, for others, in about `room` bytes of JSON at most: queue, stream, durable, and of each message
+        sequence, age and count; with `settling` also what is about to leave. And what of it is listed."""
         now = time.monotonic()
-        return [[each.queue, each.id, round(now - each.place.got, 3), each.count, *each.place.key[:1],
-                 each.place.durable, each.place.sequence]
-                for each in list(self.held.values()) if settling or not each.settled]
+        groups: dict[tuple[str, str, str], list[list[Any]]] = {}
+        listed = []
+        for each in list(self.held.values()):
+            place = each.place
+            group = each.queue, place.stream, place.durable
+            room -= ROW if group in groups else ROW + 6 * sum(map(len, group))
+            if room < 0:
+                break
+            if settling or not each.settled:
+                listed.append(each)
+                groups.setdefault(group, []).append([place.sequence, round(now - place.got, 3), each.count])
+        return [[*group, rows] for group, rows in groups.items()], listed

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 #: a change is recorded after so long, or later when much is held (seconds, entries a second)
 DELAY, RATE = 0.2, 5000
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+#: room for headers and subject in the server's limit of a message (bytes)
+HEADERS = 2048
 
 
 class Record:
@@ -42,12 +44,16 @@ class Record:
         self._planned = False
         self._writing = asyncio.Lock()
 
-    def state(self, *, settling: bool) -> dict[str, Any]:
+    def state(self, *, settling: bool) -> tuple[bytes, list[Delivery]]:
+        """The record, which may name only a part of very many messages, and those that it names."""
         holder = self._engine.holder
         oldest = min((each.place.renewed for each in list(holder.held.values())), default=time.monotonic())
-        return {"holder": holder.name, "host": socket.gethostname(), "pid": os.getpid(),
+        told = {"holder": holder.name, "host": socket.gethostname(), "pid": os.getpid(),
                 "queues": self._engine.consumption.queues(), "lease": self._engine.lease, "started": holder.started,
-                "age": round(time.monotonic() - oldest, 3), "held": holder.listing(settling=settling)}
+                "age": round(time.monotonic() - oldest, 3)}
+        room = self._engine.link.max_payload - len(json.dumps(told)) - HEADERS
+        told["held"], listed = holder.listing(settling=settling, room=room)
+        return json.dumps(told, separators=(",", ":")).encode(), listed
 
     def changed(self) -> None:
         """Something new is held."""
@@ -77,8 +83,7 @@ class Record:
             engine = self._engine
             await engine.streams.aensure(engine.names.held)
             joined = not self._sequence
-            held = [each for each in list(engine.holder.held.values()) if not each.settled]
-            data = json.dumps(self.state(settling=False), separators=(",", ":")).encode()
+            data, held = self.state(settling=False)
             subject = engine.names.record(engine.holder.name)
             headers = {EXPECTED: str(self._sequence)}
             try:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
+import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError
 from .api import WRONG_SEQUENCE, ApiError
+from .census import Census, read
 from .frames import Frame
 from .names import untoken
 from .record import EXPECTED, Record
@@ -33,6 +36,16 @@ PROOF, LOOK = 2.0, 1.0
 REFRESH = 10.0
 #: the part of a lease that must be left when a message is handed back
 LEFT = 0.1
+
+
+#: the longest lease
+LONGEST = 86400.0
+#: of a stream or consumer
+_NAME = re.compile(r"[A-Za-z0-9_=-]+")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value) and value >= 0
 
 
 class Succession:
@@ -80,8 +93,9 @@ class Succession:
             if error.missing:
                 return []
             raise
-        found = [untoken(subject.rsplit(".", 1)[1]) for subject in answer["state"].get("subjects") or {}]
-        return sorted(name for name in found if name is not None)
+        found = {untoken(subject.rsplit(".", 1)[1]): subject for subject in answer["state"].get("subjects") or {}}
+        # others can write there too
+        return sorted(name for name, subject in found.items() if name is not None and names.record(name) == subject)
 
     async def _look_at_next(self) -> None:
         """At the successor, and on while those are silent."""
@@ -111,7 +125,9 @@ class Succession:
             self._refresh_at = 0.0
             return
         record, sequence, when = found
-        age, lease = engine.streams.now() - when, float(record.get("lease", 0))
+        age = engine.streams.now() - when
+        census = read(json.dumps(record).encode(), age)
+        lease = min(float(record["lease"]), LONGEST) if _is_number(record.get("lease")) else 0.0
         if record.get("gone"):
             # it may be alive and must be able to see that it was replaced, until it knows by its own clock
             if age > lease + LOOK:
@@ -127,7 +143,7 @@ class Succession:
             if error.code == WRONG_SEQUENCE:
                 return
             raise
-        count = await self._hand_back(record, age)
+        count = await self._hand_back(census) if census is not None else 0
         engine.chores.report(f"worker {name} is gone, {count} of its messages go to others", calm=True)
 
     def _is_old(self, name: str, old: bool) -> bool:
@@ -146,12 +162,13 @@ class Succession:
         self._refresh_at = 0.0
         self._engine.tell({"leave": name})
 
-    async def _hand_back(self, record: dict[str, Any], age: float) -> int:
-        """What the record names, where no lease can have run out; the others come back when theirs does."""
+    async def _hand_back(self, census: Census) -> int:
+        """What it held, where no lease can have run out; the others come back when theirs does."""
         engine = self._engine
         groups: dict[tuple[str, str], list[int]] = {}
-        for row in record.get("held", []):
-            groups.setdefault((str(row[4]), str(row[5])), []).append(int(row[6]))
+        for row in census.held:
+            if _NAME.fullmatch(row.stream) and _NAME.fullmatch(row.durable):
+                groups.setdefault((row.stream, row.durable), []).append(row.sequence)
         count = 0
         for (stream, durable), sequences in groups.items():
             try:
@@ -161,7 +178,7 @@ class Succession:
                     continue
                 raise
             lease = int(info["config"]["ack_wait"]) / NANO
-            if age + float(record.get("age", 0)) > lease - max(0.5, lease * LEFT):
+            if not census.renewed <= lease - max(0.5, lease * LEFT):
                 continue
             last = int(info["delivered"]["consumer_seq"])
             # the server looks at the stream's sequence, and at the consumer's only for being one it has handed out
