@@ -13,6 +13,7 @@ import pytest
 from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server, make_server
 from streambroker.testing.faults import Proxy
 from streambroker.testing.natsserver import NatsServer, available_nats_kinds
 from streambroker.testing.servers import RedisServer, available_kinds
@@ -22,8 +23,8 @@ _VERSIONS = pytest.StashKey[dict[str, str]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", action="append", metavar="KIND",
-                     help="run tests that use one server on this kind (repeat it, or `all`); default: valkey, and nats too "
-                          "where the store makes a difference")
+                     help="run tests that use one server on this kind (repeat it, or `all`); default: valkey, and nats "
+                          "too where the store makes a difference")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,13 +79,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write_line("servers used: " + (", ".join(sorted(versions.values())) or "none"))
 
 
-def make_server(kind: str, **options: Any) -> Any:
-    """A Redis, Valkey or nats-server, not started."""
-    if kind.startswith("nats"):
-        return NatsServer(kind, **{"max_payload": 8 << 20, **options})
-    return RedisServer(kind, **options)
-
-
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """The shared server of a kind, started at its first use. Tests keep apart by `prefix`."""
@@ -114,7 +108,7 @@ def valkey(servers: Callable[[str], RedisServer]) -> RedisServer:
 
 
 @pytest.fixture
-def server(kind: str, servers: Callable[[str], RedisServer]) -> RedisServer:
+def server(kind: str, servers: Callable[[str], Server]) -> Server:
     """The shared server of the kind that the run asks for (--server)."""
     return servers(kind)
 
@@ -126,11 +120,11 @@ def every_server(every_kind: str, servers: Callable[[str], RedisServer]) -> Redi
 
 
 @pytest.fixture
-def fresh(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., RedisServer]]:
-    """`fresh(**options of RedisServer)` starts a server for this test alone: to be stopped, killed, frozen, filled."""
-    started: list[RedisServer] = []
+def fresh(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., Server]]:
+    """`fresh(**options of the server)` starts a server for this test alone: to be stopped, killed, frozen, filled."""
+    started: list[Server] = []
 
-    def start(**options: Any) -> RedisServer:
+    def start(**options: Any) -> Server:
         server = make_server(**{"kind": kind, **options})
         started.append(server)
         server.start()
@@ -150,7 +144,7 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def at_base(server: RedisServer, prefix: str) -> Iterator[None]:
+def at_base(server: Server, prefix: str) -> Iterator[None]:
     """Fails unless, when the test is over and its workers are gone, nothing of its jobs is left on the server. Ask for
     it before `celery`, so that it looks after that has ended the workers."""
     yield
@@ -158,7 +152,7 @@ def at_base(server: RedisServer, prefix: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def proxy(server: RedisServer) -> Iterator[Proxy]:
+def proxy(server: Server) -> Iterator[Proxy]:
     """A fault proxy in front of the shared server: `server.url(port=proxy.port)`."""
     with Proxy(server.port) as proxy:
         yield proxy

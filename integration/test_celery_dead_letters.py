@@ -11,8 +11,11 @@ from kombu import Exchange, Queue
 
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server, put_foreign
 from streambroker.message import DeadLetter
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUICK = ["--without-mingle"]
 NEIGHBOURS = 30
@@ -28,7 +31,7 @@ def deliveries(ledger: Ledger, name: str) -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize(("pool", "limit"), [("threads", 5), ("solo", 3)])
 @pytest.mark.usefixtures("at_base")
-def test_poison_ends_at_the_limit_and_spares_its_neighbours(server: RedisServer, celery: CeleryRig, ledger: Ledger,
+def test_poison_ends_at_the_limit_and_spares_its_neighbours(server: Server, celery: CeleryRig, ledger: Ledger,
                                                             pool: str, limit: int) -> None:
     """Rows 94, 99: a task that kills its worker each time, with others that were fetched with it: it starts as often as
     the limit allows, then it is a dead letter; every neighbour runs; the last worker lives. Then it can be replayed."""
@@ -61,7 +64,7 @@ def test_poison_ends_at_the_limit_and_spares_its_neighbours(server: RedisServer,
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_lost_pool_process_counts(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_lost_pool_process_counts(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 32, 92, 93, 94: the worker lives when the pool process of a task is killed; the job is back as soon as
     Celery sees that, each attempt knows its number; at the limit it is a dead letter and the queue goes on."""
     celery.use(server.url(), delivery_limit=3)
@@ -92,7 +95,7 @@ def test_a_lost_pool_process_counts(server: RedisServer, celery: CeleryRig, ledg
 # ---------------------------------------------------------------- rejects, failures, broken messages
 
 @pytest.mark.usefixtures("at_base")
-def test_what_nobody_can_do_becomes_a_dead_letter(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_what_nobody_can_do_becomes_a_dead_letter(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 39, 95, 96: a reject, a failure where failures are not acknowledged, an unknown task, an undecodable body, a
     foreign entry, and endless requeueing: each with its reason and the original; a replay runs it again."""
     celery.use(server.url(), delivery_limit=4, conf={"task_acks_on_failure_or_timeout": False})
@@ -104,8 +107,7 @@ def test_what_nobody_can_do_becomes_a_dead_letter(server: RedisServer, celery: C
     with celery.app.producer_pool.acquire(block=True) as producer:
         producer.publish(b"\xff{", routing_key="celery", content_type="application/json", content_encoding="utf-8",
                          headers={"task": "work", "id": "undecodable"}, retry=True)
-    with server.client() as client:
-        client.xadd(f"{celery.prefix}:{{celery}}:s:0", {"foreign": "entry"})
+    put_foreign(server, celery.prefix)
     celery.wait_stats(dead=6, ready=0, in_flight=0, timeout=20)
     celery.send("work", "after")
     ledger.wait_ids("end", ["after"], 5)
@@ -123,7 +125,7 @@ def test_what_nobody_can_do_becomes_a_dead_letter(server: RedisServer, celery: C
     assert [letters[name].count for name in ("rejecting", "requeueing", "failing")] == [1, 4, 1]
     assert letters["argument"].message.headers["headers"]["id"] == unknown.id
     assert letters["undecodable"].message.body == b"\xff{"
-    assert letters["foreign"].fields["foreign"] == b"entry"
+    assert letters["foreign"].fields["data"] == b"of another program"
 
     celery.flag("fixed")
     celery.cli("dead", "replay", "-Q", "celery", letters["failing"].id, "--yes")
@@ -135,7 +137,7 @@ def test_what_nobody_can_do_becomes_a_dead_letter(server: RedisServer, celery: C
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_queues_dead_letter_exchange_gets_them(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_queues_dead_letter_exchange_gets_them(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """`x-dead-letter-exchange`, `x-dead-letter-routing-key` and `x-delivery-limit`, as RabbitMQ has them: rejected
     messages and those beyond the limit go to the queues bound there, the original whole, with why and from where."""
     celery.use(server.url(), queues=["jobs"], arguments={"jobs": {

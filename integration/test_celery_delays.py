@@ -13,8 +13,11 @@ import pytest
 from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server
 from streambroker.message import QueueStats
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUICK = ["--without-mingle"]
 
@@ -33,7 +36,7 @@ class Waits:
 
 
 @pytest.fixture(scope="module")
-def waits(servers: Callable[[str], RedisServer], kind: str,
+def waits(servers: Callable[[str], Server], kind: str,
           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waits]:
     """Jobs with a countdown, an eta with and without a zone, and retries that wait, on two workers with a lease shorter
     than the delays."""
@@ -96,7 +99,7 @@ def test_due_jobs_start_within_a_quarter_second(waits: Waits) -> None:
 
 @pytest.mark.parametrize("count", [5000, pytest.param(50_000, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("at_base")
-def test_a_flood_of_delays_costs_workers_nothing(server: RedisServer, celery: CeleryRig, ledger: Ledger,
+def test_a_flood_of_delays_costs_workers_nothing(server: Server, celery: CeleryRig, ledger: Ledger,
                                                  count: int) -> None:
     """Rows 83, 100: thousands of far jobs leave a worker's memory as it was and immediate jobs quick; a purge counts
     and removes them with what is ready, and leaves what a worker has."""
@@ -130,9 +133,9 @@ def test_a_flood_of_delays_costs_workers_nothing(server: RedisServer, celery: Ce
 
 # ---------------------------------------------------------------- through thick and thin
 
-def test_waiting_jobs_survive_everybody(fresh: Callable[..., RedisServer], celery: CeleryRig, ledger: Ledger) -> None:
+def test_waiting_jobs_survive_everybody(fresh: Callable[..., Server], celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 4, 25, 28: all workers and the server are killed while jobs wait; each runs once, none early."""
-    server = fresh(aof=True, fsync="always")
+    server = fresh(fsync="always")
     celery.use(server.url(), visibility_timeout=2)
     workers = [celery.worker(f"w{number}", start=False, pool="threads", concurrency=2, options=QUICK)
                for number in (1, 2)]
@@ -155,7 +158,7 @@ def test_waiting_jobs_survive_everybody(fresh: Callable[..., RedisServer], celer
 
 
 @pytest.mark.usefixtures("at_base")
-def test_due_jobs_are_released_while_every_worker_is_busy(server: RedisServer, celery: CeleryRig,
+def test_due_jobs_are_released_while_every_worker_is_busy(server: Server, celery: CeleryRig,
                                                           ledger: Ledger) -> None:
     """Row 85: a full prefetch and a blocked loop keep nobody's job waiting in the delays, and nothing is fetched beyond
     the prefetch; a second worker takes them."""
@@ -177,7 +180,7 @@ def test_due_jobs_are_released_while_every_worker_is_busy(server: RedisServer, c
 
 
 @pytest.mark.usefixtures("at_base")
-def test_revoked_jobs_leave_the_store(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_revoked_jobs_leave_the_store(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 102, 103, 104: a waiting job that is revoked is dropped from the store, without any worker up and with
     several, and runs nowhere; others of its time do."""
     celery.use(server.url())

@@ -11,9 +11,12 @@ import pytest
 from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server
 from integration.worker import CeleryWorker
 from streambroker.testing.faults import Proxy
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 QUICK = ["--without-mingle"]
@@ -48,7 +51,7 @@ LEASE = 1.2
 
 
 @pytest.fixture(scope="module")
-def ten_leases(servers: Callable[[str], RedisServer], kind: str,
+def ten_leases(servers: Callable[[str], Server], kind: str,
                tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
     """In each pool a task of ten leases with others waiting behind it, and two idle workers that would take them."""
     folder = tmp_path_factory.mktemp("leases")
@@ -84,7 +87,7 @@ def test_what_waits_in_a_worker_for_ten_leases_stays_there(ten_leases: Ledger, p
 # ---------------------------------------------------------------- two leases on one queue
 
 @pytest.mark.usefixtures("at_base")
-def test_the_holders_lease_counts_where_two_differ(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_the_holders_lease_counts_where_two_differ(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 5, 6, 12: a worker with a short lease leaves alone what one with a long lease holds, though that is silent
     for some short leases; what a worker with a short lease held comes back after that one; each tells its lease."""
     celery.use(server.url(), visibility_timeout=60, proof_of_death=False)
@@ -134,7 +137,7 @@ def all_ran_once(celery: CeleryRig, timeout: float = 20.0) -> None:
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_silence_shorter_than_the_lease_doubles_nothing(server: RedisServer, celery: CeleryRig, ledger: Ledger,
+def test_a_silence_shorter_than_the_lease_doubles_nothing(server: Server, celery: CeleryRig, ledger: Ledger,
                                                           proxy: Proxy) -> None:
     """Rows 2, 22: with default settings a worker that is stopped for some seconds, whose link hangs, or whose
     connections are all lost for a second, is not taken for dead; a task that ends while the link is down is settled
@@ -169,10 +172,10 @@ def test_a_silence_shorter_than_the_lease_doubles_nothing(server: RedisServer, c
     celery.finish()
 
 
-def test_a_server_that_restarts_doubles_nothing(fresh: Callable[..., RedisServer], celery: CeleryRig) -> None:
+def test_a_server_that_restarts_doubles_nothing(fresh: Callable[..., Server], celery: CeleryRig) -> None:
     """Rows 22, 29: running tasks survive a server that is killed, one that restarts cleanly, and one that is away for
     longer than the lease."""
-    server = fresh(aof=True, fsync="always")
+    server = fresh(fsync="always")
     celery.use(server.url(), queues=HOLDERS, conf=PREFETCH, visibility_timeout=1.5)
     holders = start_holders(celery, HOLDERS, "hold")
     celery.worker("idle", pool="threads", options=QUICK)
@@ -190,7 +193,7 @@ def test_a_server_that_restarts_doubles_nothing(fresh: Callable[..., RedisServer
     wait_at_base(server, celery.prefix)
 
 
-def test_tasks_are_cancelled_with_the_connection_where_that_is_asked_for(server: RedisServer, celery: CeleryRig,
+def test_tasks_are_cancelled_with_the_connection_where_that_is_asked_for(server: Server, celery: CeleryRig,
                                                                          ledger: Ledger, proxy: Proxy) -> None:
     """Row 23: with `worker_cancel_long_running_tasks_on_connection_loss` what runs is cancelled when Celery is told of
     a lost connection, and runs again; the worker stays."""

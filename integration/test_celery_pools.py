@@ -13,8 +13,11 @@ from celery import VERSION
 from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server
 from integration.worker import stop_all
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 LEASE = 2.0
@@ -39,7 +42,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(servers: Callable[[str], RedisServer], kind: str,
+def story(servers: Callable[[str], Server], kind: str,
           tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("pools")
     server, ledger = servers(kind), Ledger(folder / "ledger.jsonl")

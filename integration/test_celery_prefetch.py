@@ -8,13 +8,16 @@ import pytest
 
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
-from streambroker.testing.servers import RedisServer, wait_until
+from integration.stores import Server
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUICK = ["--without-mingle"]
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_worker_takes_what_it_can_start(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_worker_takes_what_it_can_start(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 85, 86: late acknowledgement, multiplier 1. Of two jobs that are due at once a worker with one process has
     one; of twenty that are ready one with two has two; the rest is free for others."""
     celery.use(server.url(), queues=["due", "many"])
@@ -39,7 +42,7 @@ def test_a_worker_takes_what_it_can_start(server: RedisServer, celery: CeleryRig
     celery.finish()
 
 
-def test_late_acknowledgement_keeps_no_job_waiting(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_late_acknowledgement_keeps_no_job_waiting(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Row 88: fifty empty jobs, one process, late acknowledgement, multiplier 1, within 1.5 s."""
     celery.use(server.url())
     names = celery.send_all("work", [f"job-{number}" for number in range(50)])

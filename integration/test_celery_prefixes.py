@@ -11,7 +11,9 @@ from typing import Any
 from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
-from streambroker.testing.servers import RedisServer, wait_until
+from integration.stores import Server
+from streambroker.testing.natsserver import NatsServer
+from streambroker.testing.servers import wait_until
 
 
 @contextmanager
@@ -36,14 +38,18 @@ def listening(rig: CeleryRig) -> Iterator[list[dict[str, Any]]]:
         thread.join(10)
 
 
-def test_applications_on_one_server_never_meet(server: RedisServer, tmp_path: Path, prefix: str) -> None:
-    """Row 40: the same queues, worker names and task ids under another prefix or in another database: jobs, delays,
-    dead letters, remote control, revokes, events and purges stay apart."""
+def test_applications_on_one_server_never_meet(server: Server, tmp_path: Path, prefix: str) -> None:
+    """Row 40: the same queues, worker names and task ids under another prefix or in another database of a Redis: jobs,
+    delays, dead letters, remote control, revokes, events and purges stay apart."""
     rigs: dict[str, CeleryRig] = {}
     for name, database, start in (("production", 0, "a"), ("staging", 0, "b"), ("database", 1, "a")):
         (tmp_path / name).mkdir()
         rig = rigs[name] = CeleryRig(tmp_path / name, Ledger(tmp_path / name / "ledger.jsonl"), prefix + start)
-        rig.use(server.url(db=database))
+        if isinstance(server, NatsServer):
+            rig.prefix += str(database)
+            rig.use(server.url())
+        else:
+            rig.use(server.url(db=database))
     try:
         for rig in rigs.values():
             rig.worker("same", start=False, concurrency=1, options=["-E"]).start(wait=False)
@@ -78,7 +84,8 @@ def test_applications_on_one_server_never_meet(server: RedisServer, tmp_path: Pa
         for rig in rigs.values():
             rig.engine.inspector().purge("celery")
             rig.cli("dead", "purge", "-Q", "celery", "--yes")
-        wait_at_base(server, prefix)
+        for rig in rigs.values():
+            wait_at_base(server, rig.prefix)
     finally:
         for rig in rigs.values():
             rig.close()

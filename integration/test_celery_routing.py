@@ -26,8 +26,13 @@ from integration.base import leftovers
 from integration.command import environment
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server, scheme
 from streambroker.embedded import free_port
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.faults import Proxy
+from streambroker.testing.natsserver import NatsServer
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUICK = ["--without-mingle", "--without-gossip"]
 
@@ -39,7 +44,7 @@ def order(ledger: Ledger) -> list[str]:
 # ---------------------------------------------------------------- exchanges and queues
 
 @pytest.mark.usefixtures("at_base")
-def test_exchanges_and_routes(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_exchanges_and_routes(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Topic with patterns, direct and fanout exchanges, routes by name and by pattern."""
     celery.use(server.url(), conf={
         "task_default_queue": "main",
@@ -71,7 +76,7 @@ def test_exchanges_and_routes(server: RedisServer, celery: CeleryRig, ledger: Le
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_broadcast_task_runs_on_every_worker(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_broadcast_task_runs_on_every_worker(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Once on each, acknowledged like any other; nothing is left for workers that are gone, and those get none."""
     celery.use(server.url(), conf={"imports": ["integration.apps.broadcasts"]})
     add_broadcast(celery.app)
@@ -90,7 +95,7 @@ def test_a_broadcast_task_runs_on_every_worker(server: RedisServer, celery: Cele
     celery.finish()
 
 
-def test_the_length_of_a_queue_is_known_to_everybody(server: RedisServer, celery: CeleryRig) -> None:
+def test_the_length_of_a_queue_is_known_to_everybody(server: Server, celery: CeleryRig) -> None:
     """Rows 105, 107: a passive declaration, which exporters use, tells what waits, with a prefix too."""
     celery.use(server.url())
     celery.send_all("work", [f"waiting-{number}" for number in range(7)])
@@ -111,7 +116,7 @@ def test_the_length_of_a_queue_is_known_to_everybody(server: RedisServer, celery
 # ---------------------------------------------------------------- priorities
 
 @pytest.mark.parametrize(("options", "first"), [({}, 0), ({"priority_order": "amqp"}, 9)], ids=["redis", "amqp"])
-def test_priorities_are_served_in_their_order(server: RedisServer, celery: CeleryRig, ledger: Ledger, first: int,
+def test_priorities_are_served_in_their_order(server: Server, celery: CeleryRig, ledger: Ledger, first: int,
                                               options: dict[str, Any]) -> None:
     """Rows 90, 91: 0 first, or 9 where that is asked for; within a step first in first out."""
     celery.use(server.url(), **options)
@@ -125,7 +130,7 @@ def test_priorities_are_served_in_their_order(server: RedisServer, celery: Celer
     worker.stop()
 
 
-def test_priorities_hold_across_workers(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_priorities_hold_across_workers(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Row 90: three workers of one slot each drain 60 messages: none starts before a more urgent one, but for those
     that start in the same moment. A late urgent one overtakes all that wait."""
     celery.use(server.url())
@@ -145,7 +150,7 @@ def test_priorities_hold_across_workers(server: RedisServer, celery: CeleryRig, 
     celery.finish()
 
 
-def test_priorities_outside_of_the_range(server: RedisServer, celery: CeleryRig, ledger: Ledger,
+def test_priorities_outside_of_the_range(server: Server, celery: CeleryRig, ledger: Ledger,
                                          caplog: pytest.LogCaptureFixture) -> None:
     """Row 89: they count as the nearest that there is, and that is told once."""
     celery.use(server.url())
@@ -161,7 +166,7 @@ def test_priorities_outside_of_the_range(server: RedisServer, celery: CeleryRig,
 
 # ---------------------------------------------------------------- how much a worker takes
 
-def test_without_prefetch_an_idle_worker_gets_what_waits(server: RedisServer, celery: CeleryRig,
+def test_without_prefetch_an_idle_worker_gets_what_waits(server: Server, celery: CeleryRig,
                                                          ledger: Ledger) -> None:
     """Row 87: `worker_disable_prefetch` with early acknowledgement."""
     celery.use(server.url(), conf={"worker_disable_prefetch": True, "task_acks_late": False,
@@ -181,7 +186,7 @@ def test_without_prefetch_an_idle_worker_gets_what_waits(server: RedisServer, ce
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_busy_worker_grows_and_an_idle_one_shrinks(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_busy_worker_grows_and_an_idle_one_shrinks(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     celery.use(server.url())
     worker = celery.worker(options=["--autoscale", "4,1", *QUICK], env={"AUTOSCALE_KEEPALIVE": "1"})
     assert len(worker.children()) == 1
@@ -197,7 +202,7 @@ def test_a_busy_worker_grows_and_an_idle_one_shrinks(server: RedisServer, celery
 
 
 @pytest.mark.usefixtures("at_base")
-def test_processes_are_replaced_after_their_tasks(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_processes_are_replaced_after_their_tasks(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """New children are forked from a worker that is connected and busy; tasks publish from them."""
     celery.use(server.url())
     worker = celery.worker(concurrency=2, options=["--max-tasks-per-child", "1", *QUICK])
@@ -214,7 +219,7 @@ def test_processes_are_replaced_after_their_tasks(server: RedisServer, celery: C
 # ---------------------------------------------------------------- results
 
 @pytest.mark.usefixtures("at_base")
-def test_results_over_the_broker(server: RedisServer, celery: CeleryRig) -> None:
+def test_results_over_the_broker(server: Server, celery: CeleryRig) -> None:
     """`rpc://`: waited for, and asked for after they came; many at once."""
     celery.use(server.url(), backend="rpc://")
     worker = celery.worker(options=QUICK)
@@ -233,8 +238,8 @@ def test_results_over_the_broker(server: RedisServer, celery: CeleryRig) -> None
 
 
 @pytest.mark.usefixtures("at_base")
-def test_results_in_redis(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
-    celery.use(server.url(), backend=f"redis://127.0.0.1:{server.port}/1")
+def test_results_in_the_store(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
+    celery.use(server.url(), backend=server.result_url())
     worker = celery.worker(options=QUICK)
     add = celery.app.tasks["add"]
     assert group(add.s(number, 1) for number in range(10))().get(timeout=10) == list(range(1, 11))
@@ -255,18 +260,24 @@ def runs(celery: CeleryRig, name: str, **options: Any) -> None:
     worker.stop()
 
 
-def test_the_names_of_the_broker(server: RedisServer, celery: CeleryRig) -> None:
-    plain = server.url("redis")
-    for name, url, conf in (
-            ("valkey", server.url("valkey-streams"), {}),
-            ("by-transport", plain, {"broker_transport": "redis-streams"}),
-            ("by-class", plain, {"broker_transport": "streambroker.kombu.transport:RedisStreamsTransport"}),
-            ("nested", f"redis-streams+{plain}", {})):
+def test_the_names_of_the_broker(server: Server, celery: CeleryRig) -> None:
+    if isinstance(server, NatsServer):
+        plain = server.url("nats")
+        ways = [("by-transport", plain, {"broker_transport": "jetstream"}),
+                ("by-class", plain, {"broker_transport": "streambroker.kombu.transport:JetStreamTransport"})]
+    else:
+        plain = server.url("redis")
+        ways = [("valkey", server.url("valkey-streams"), {}),
+                ("by-transport", plain, {"broker_transport": "redis-streams"}),
+                ("by-class", plain, {"broker_transport": "streambroker.kombu.transport:RedisStreamsTransport"}),
+                ("nested", f"redis-streams+{plain}", {})]
+    for name, url, conf in ways:
         celery.use(url, conf=conf)
         runs(celery, name)
 
 
-def test_a_unix_socket(fresh: Callable[..., RedisServer], celery: CeleryRig) -> None:
+@pytest.mark.only_on("redis", "a nats-server has no unix socket")
+def test_a_unix_socket(fresh: Callable[..., Server], celery: CeleryRig) -> None:
     server = fresh(unix_socket=True)
     celery.use(server.url("redis-streams+unix", db=3))
     runs(celery, "local")
@@ -274,11 +285,11 @@ def test_a_unix_socket(fresh: Callable[..., RedisServer], celery: CeleryRig) -> 
 
 
 @pytest.mark.parametrize("many", [lambda urls: ";".join(urls), list], ids=["semicolons", "list"])
-def test_the_next_broker_is_used_when_one_is_gone(fresh: Callable[..., RedisServer], celery: CeleryRig,
+def test_the_next_broker_is_used_when_one_is_gone(fresh: Callable[..., Server], celery: CeleryRig,
                                                   ledger: Ledger, many: Callable[[list[str]], Any]) -> None:
     """The first never answers, the second does and dies: worker and producer go on with the third."""
     second, third = fresh(), fresh()
-    urls = [f"redis-streams://127.0.0.1:{free_port()}/0", second.url(), third.url()]
+    urls = [second.url(port=free_port()), second.url(), third.url()]
     celery.use(many(urls), reconnect_timeout=0.2, publish_timeout=0.2)
     worker = celery.worker(pool="threads", options=QUICK)
     celery.send("work", "on-second")
@@ -286,7 +297,7 @@ def test_the_next_broker_is_used_when_one_is_gone(fresh: Callable[..., RedisServ
     second.kill()
     celery.send("work", "on-third")
     ledger.wait_ids("end", ["on-third"], 20)
-    assert worker.count(r"Connected to redis-streams") == 2
+    assert worker.count(f"Connected to {scheme(third.url())}") == 2
     worker.stop()
     assert leftovers(third, celery.prefix) == []
 
@@ -294,7 +305,7 @@ def test_the_next_broker_is_used_when_one_is_gone(fresh: Callable[..., RedisServ
 # ---------------------------------------------------------------- plain Kombu
 
 @pytest.fixture
-def plain(server: RedisServer, prefix: str) -> Any:
+def plain(server: Server, prefix: str) -> Any:
     with Connection(server.url(), transport_options={"global_keyprefix": prefix}) as connection:
         yield connection
 
@@ -323,7 +334,7 @@ def test_simple_queue(plain: Connection) -> None:
 
 
 @pytest.mark.usefixtures("at_base")
-def test_consumer_mixin_and_batches(server: RedisServer, plain: Connection, prefix: str) -> None:
+def test_consumer_mixin_and_batches(server: Server, plain: Connection, prefix: str, proxy: Proxy) -> None:
     """A batch of a producer is one request for each queue; the mixin survives a lost connection."""
     queues = [Queue("first", routing_key="first"), Queue("second", routing_key="second")]
     got: list[Any] = []
@@ -340,8 +351,8 @@ def test_consumer_mixin_and_batches(server: RedisServer, plain: Connection, pref
             got.append(body)
             message.ack()
 
-    mixin = Mixin(plain.clone(transport_options={"global_keyprefix": prefix, "client_name": "mixin",
-                                                 "reconnect_timeout": 0.2}))
+    mixin = Mixin(Connection(server.url(port=proxy.port), transport_options={
+        "global_keyprefix": prefix, "reconnect_timeout": 0.2}))
     thread = threading.Thread(target=mixin.run)
     thread.start()
     try:
@@ -350,10 +361,7 @@ def test_consumer_mixin_and_batches(server: RedisServer, plain: Connection, pref
                 producer.publish(number, routing_key=("first", "second")[number % 2], declare=[queues[number % 2]])
         wait_until(lambda: len(got) == 100, 10, "all messages")
         assert sorted(got) == list(range(100))
-        with server.client() as client:
-            for row in client.client_list():
-                if row["name"] == "mixin":
-                    client.client_kill_filter(_id=row["id"])
+        assert proxy.reset() > 0
         with plain.Producer() as producer:
             producer.publish("after", routing_key="first")
         wait_until(lambda: got[-1] == "after", 10, "a message after the cut")
@@ -382,7 +390,7 @@ sys.stdin.read()
 """
 
 
-def test_clients_that_are_killed_leave_nothing(server: RedisServer, celery: CeleryRig) -> None:
+def test_clients_that_are_killed_leave_nothing(server: Server, celery: CeleryRig) -> None:
     """Rows 68, 69: reply queues, their messages and their bindings go when nobody fetches them."""
     celery.use(server.url(), conf={"control_queue_expires": 2.0, "broker_pool_limit": 0})
     worker = celery.worker(pool="threads")
@@ -390,25 +398,31 @@ def test_clients_that_are_killed_leave_nothing(server: RedisServer, celery: Cele
     celery.send("work", "first")
     celery.ledger.wait("end", 1, timeout=10)
     celery.wait_stats(in_flight=0)
-    base = server.base(f"{celery.prefix}*")
+    # the names of a nats-server begin with the account
+    pattern = f"*{celery.prefix}*"
+    base = server.base(pattern)
+    bindings = celery.engine.table("bindings")
+    bound = set(bindings.rows())
     client = subprocess.Popen([sys.executable, "-c", _ASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               env={**os.environ, **environment(celery.settings)})
     try:
         assert client.stdout is not None
         assert client.stdout.readline() == b"asked\n"
-        full = server.base(f"{celery.prefix}*")
-        assert sum(".reply." in key for _, key in full.keys) >= 30
+        assert len(set(bindings.rows()) - bound) >= 30
+        assert sum(".reply." in queue for queue in celery.engine.inspector().queues()) >= 30
     finally:
         os.kill(client.pid, signal.SIGKILL)
         client.communicate()
-    passing = ["*:p:*", "*:{@}:v:*", "*:{@}:server", "*:bell"]
-    wait_until(lambda: not base.difference(server.base(f"{celery.prefix}*"), passing), 20,
-               f"back at base: {base.difference(server.base(f'{celery.prefix}*'), passing)}", pause=0.2)
+    # versions, bells, last sequences of producers; and traces of removed rows
+    passing = ["*:p:*", "*:{@}:v:*", "*:{@}:server", "*:bell", "*_state"]
+    wait_until(lambda: not base.difference(server.base(pattern), passing), 20,
+               f"back at base: {base.difference(server.base(pattern), passing)}", pause=0.2)
+    wait_until(lambda: set(bindings.rows()) == bound, 5, "their bindings are gone")
     assert celery.app.control.ping(timeout=5, limit=1) == [{f"w0@{socket.gethostname()}": {"ok": "pong"}}]
     worker.stop()
 
 
-def test_pings_are_answered_under_load(server: RedisServer, celery: CeleryRig) -> None:
+def test_pings_are_answered_under_load(server: Server, celery: CeleryRig) -> None:
     """Row 58."""
     celery.use(server.url())
     node = f"busy@{socket.gethostname()}"

@@ -15,8 +15,11 @@ import pytest
 from integration.apps.celery_app import LATE
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server
 from integration.worker import CeleryWorker
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUICK = ["--without-mingle"]
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -64,7 +67,7 @@ def restart(first: CeleryWorker, second: CeleryWorker) -> None:
 @pytest.mark.parametrize(("acks", "rounds"), [
     ("late", 5), ("early", 3), pytest.param("late", 30, marks=LONG), pytest.param("early", 30, marks=LONG)])
 @pytest.mark.usefixtures("at_base")
-def test_rolling_restarts_under_load_lose_nothing(server: RedisServer, celery: CeleryRig, ledger: Ledger, acks: str,
+def test_rolling_restarts_under_load_lose_nothing(server: Server, celery: CeleryRig, ledger: Ledger, acks: str,
                                                   rounds: int) -> None:
     """Rows 25, 26, 30, 31: workers stop with SIGTERM and SIGQUIT and start again, two of three at a time, while jobs
     are published and others wait for their time. Late acknowledgement loses nothing and doubles only what a SIGQUIT cut
@@ -96,7 +99,7 @@ HOLDERS = ["prefork", "threads", "solo"]
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_stop_hands_back_what_waits(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_stop_hands_back_what_waits(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """Rows 26, 33, 34: others have what waited behind the last task of a worker that stops within 2 s of its end: in
     order, uncounted, and flagged as delivered before."""
     celery.use(server.url(), queues=HOLDERS, conf={"worker_prefetch_multiplier": 10})
@@ -133,7 +136,7 @@ def test_a_stop_hands_back_what_waits(server: RedisServer, celery: CeleryRig, le
 
 
 @pytest.mark.usefixtures("at_base")
-def test_a_soft_stop_keeps_what_runs(server: RedisServer, celery: CeleryRig, ledger: Ledger) -> None:
+def test_a_soft_stop_keeps_what_runs(server: Server, celery: CeleryRig, ledger: Ledger) -> None:
     """While Celery waits for running tasks in its signal handler, with its event loop stopped, for many leases, nobody
     else gets them. What ends in that time has run once; the rest goes to others when it is cut short, uncounted."""
     celery.use(server.url(), visibility_timeout=1, conf={"worker_soft_shutdown_timeout": 4.0})

@@ -18,9 +18,9 @@ from celery.worker.control import Panel
 from integration.command import celery_process, run_celery
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
+from integration.stores import Server, scheme
 from streambroker.embedded import free_port
-from streambroker.testing.natsserver import NatsServer
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.servers import wait_until
 
 pytestmark = pytest.mark.stores
 
@@ -48,7 +48,7 @@ REFUSED = {"objgraph": "objgraph library", "autoscale": "not enabled", "election
 
 
 @pytest.fixture(scope="module")
-def crew(servers: Callable[[str], RedisServer], kind: str,
+def crew(servers: Callable[[str], Server], kind: str,
          tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryRig]:
     """Two workers, `one` and `two`, that all tests of this module share."""
     folder, server = tmp_path_factory.mktemp("surface"), servers(kind)
@@ -61,10 +61,6 @@ def crew(servers: Callable[[str], RedisServer], kind: str,
         assert all(worker.alive for worker in rig.workers)
     finally:
         rig.close()
-
-
-def scheme_of(crew: CeleryRig) -> str:
-    return str(crew.settings.broker).partition(":")[0]
 
 
 def ask(crew: CeleryRig, verb: str, nodes: list[str] = NODES, **arguments: Any) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def test_what_inspect_tells_is_so(crew: CeleryRig) -> None:
     assert state[0] == "active"
     queues = {node: sorted(queue["name"] for queue in found) for node, found in inspect.active_queues().items()}
     assert all({"celery", "other"} <= set(found) for found in queues.values())
-    assert {stats["broker"]["transport"] for stats in inspect.stats().values()} == {scheme_of(crew)}
+    assert {stats["broker"]["transport"] for stats in inspect.stats().values()} == {scheme(crew.settings.broker)}
     assert all("work" in tasks for tasks in inspect.registered().values())
     crew.flag("unseen")
     crew.ledger.wait_ids("end", ["seen"], 10)
@@ -177,6 +173,7 @@ def test_a_worker_is_shut_down_from_afar(crew: CeleryRig) -> None:
     crew.app.control.shutdown(destination=[f"third@{HOST}"])
     wait_until(lambda: not third.alive, 10, "it ends")
     assert sorted(ask(crew, "ping")) == NODES
+    third.end()
     crew.workers.remove(third)
 
 
@@ -230,11 +227,19 @@ def test_a_new_worker_learns_what_was_revoked(crew: CeleryRig) -> None:
 
 
 def test_workers_elect_one_of_them(crew: CeleryRig) -> None:
-    """Gossip: each hears of each, and one of them does what all were asked to."""
+    """Gossip: each hears of each, and one of them does what all were asked to. (Of two, Celery takes its own voice for
+    the other's, and stumbles over an election of one when that comes first.)"""
+    third = crew.worker("elector")
     names = [f"elected-{number}" for number in range(5)]
-    for name in names:
-        crew.app.control.election(name, "task", crew.app.tasks["work"].s(name))
-    crew.ledger.wait_ids("end", names, 15)
+    try:
+        for worker in crew.workers[:2]:
+            worker.wait_log("sync with elector@")
+        for name in names:
+            crew.app.control.election(name, "task", crew.app.tasks["work"].s(name))
+        crew.ledger.wait_ids("end", names, 15)
+    finally:
+        third.stop()
+        crew.workers.remove(third)
     crew.wait_stats(ready=0, in_flight=0)
     assert sorted(line.id for line in crew.ledger.lines("start") if line.id in names) == names
 
@@ -246,7 +251,7 @@ def test_the_command_line(crew: CeleryRig) -> None:
         crew.settings, "status", "report", "inspect ping --timeout 5", "control rate_limit add 100/s", "list bindings",
         "inspect stats --json")
     assert all(f"{node}: OK" in status for node in NODES)
-    assert f"streambroker {scheme_of(crew)}" in report
+    assert f"streambroker {scheme(crew.settings.broker)}" in report
     assert ping.count("pong") == 2
     assert limit.count("new rate limit set successfully") == 2
     assert {"celery", "other"} <= {line.split()[0] for line in bindings.splitlines() if line}
@@ -298,7 +303,7 @@ def test_events_dump(crew: CeleryRig) -> None:
 
 # ---------------------------------------------------------------- beat, Flower
 
-def test_beat(celery: CeleryRig, server: RedisServer) -> None:
+def test_beat(celery: CeleryRig, server: Server) -> None:
     celery.use(server.url(), conf={"beat_schedule": {
         "often": {"task": "work", "schedule": 0.3, "args": ["tick"]},
         "counted": {"task": "work", "schedule": 0.5, "args": ["tock"], "options": {"countdown": 0.5}}}})

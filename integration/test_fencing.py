@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from integration.ledger import Line
 from integration.rig import CeleryRig
-from streambroker.testing.servers import RedisServer
+from integration.stores import Server
 
 
 def token(start: Line) -> tuple[int, int]:
     return start.facts["retries"], start.facts["headers"].get("x-delivery-count", 1)
 
 
-def test_tokens_grow_over_rejects_kills_and_retries(server: RedisServer, celery: CeleryRig) -> None:
+def test_tokens_grow_over_rejects_kills_and_retries(server: Server, celery: CeleryRig) -> None:
     celery.use(server.url(), visibility_timeout=1)
     worker = celery.worker(concurrency=1)
     celery.send("rejecting", "rejected", True, 2)

@@ -106,12 +106,13 @@ class NatsServer:
 
     `users` (name to password), `token` and `nkey` (a public key) are who may log in, each alone. `config` is further
     text of its configuration file, `tls` the path of a PEM file with its certificate and key, `ask_client` that of the
-    authority whose certificates clients must show. Raises ConfigurationError when there is no such server here.
+    authority whose certificates clients must show. `max_store` is how many bytes fit into its files. Raises
+    ConfigurationError when there is no such server here.
     """
 
     def __init__(self, kind: str = "nats", *, name: str = "n1", users: Mapping[str, str] | None = None,
                  token: str = "", nkey: str = "", config: str = "", tls: Path | None = None,
-                 ask_client: Path | None = None, max_payload: int = 0) -> None:
+                 ask_client: Path | None = None, max_payload: int = 0, max_store: int = 0) -> None:
         self.kind = kind
         self.name = name
         self.host = "127.0.0.1"
@@ -122,7 +123,8 @@ class NatsServer:
         self.configuration = self.directory / "nats.conf"
         self._monitor = free_port()
         lines = [f"listen: {self.host}:{self.port}", f"http: {self.host}:{self._monitor}", f"server_name: {name}",
-                 f"jetstream {{ store_dir: {json.dumps(str(self.directory))}, sync_interval: always }}"]
+                 f"jetstream {{ store_dir: {json.dumps(str(self.directory))}, sync_interval: always"
+                 f"{f', max_file_store: {max_store}' if max_store else ''} }}"]
         if max_payload:
             lines.append(f"max_payload: {max_payload}")
         logins = [f"{{user: {json.dumps(user)}, password: {json.dumps(password)}}}"
