@@ -118,5 +118,5 @@ class DramatiqCommand:
     def end(self) -> None:
         if self.alive:
             for pid in self.pids():
-                os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
+        self._process.stop()

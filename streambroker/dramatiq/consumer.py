@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import dramatiq
 from dramatiq.errors import DecodeError
 
-from ..message import Delivery, Message
+from ..message import Delivery, Message, QueueSpec
 from . import bodies
 from .failures import unavailable
 
@@ -69,6 +69,9 @@ class StreamConsumer(dramatiq.Consumer):
         broker.engine.watch_convictions(queue_name, broker.convicted)
         self._arrived: deque[Delivery] = deque()
         with unavailable():
+            if broker.engine.spec(queue_name) is None:
+                # tools know it, also when it is empty
+                broker.engine.declare(QueueSpec(queue_name))
             self._source = broker.engine.consume([queue_name])
 
     # ------------------------------------------------------------------ receiving
