@@ -34,7 +34,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "add_consumer": {"queue": "added"},
     "autoscale": {"max": 4, "min": 2},
     "cancel_consumer": {"queue": "never-consumed"},
-    "election": {"id": "e0", "topic": "nothing"},
     "hello": {"from_node": "test@nowhere", "revoked": {}},
     "query_task": {"ids": ["none"]},
     "rate_limit": {"task_name": "add", "rate_limit": "1000/s"},
@@ -44,7 +43,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "time_limit": {"task_name": "add", "hard": 300.0, "soft": 200.0},
 }
 #: what they answer without a library or setting that has nothing to do with the broker
-REFUSED = {"objgraph": "objgraph library", "autoscale": "not enabled", "election": "topic"}
+REFUSED = {"objgraph": "objgraph library", "autoscale": "not enabled"}
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +71,9 @@ def ask(crew: CeleryRig, verb: str, nodes: list[str] = NODES, **arguments: Any) 
 
 # ---------------------------------------------------------------- remote commands
 
-@pytest.mark.parametrize("verb", sorted(set(Panel.meta) - {"shutdown"}))
+@pytest.mark.parametrize("verb", sorted(set(Panel.meta) - {"shutdown", "election"}))
 def test_every_remote_command_answers_soon(crew: CeleryRig, verb: str) -> None:
-    """Row 59."""
+    """Row 59. Celery's workers do not survive an election of two; for one of three see below."""
     began = time.monotonic()
     answers = ask(crew, verb, **ARGUMENTS.get(verb, {}))
     took = time.monotonic() - began
