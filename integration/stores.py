@@ -42,6 +42,10 @@ def mark(server: Server, prefix: str, queue: str = "celery", *, step: int = 0, d
     return f"{prefix}:{{{queue}}}:{'delay' if delayed else f's:{step}'}".encode()
 
 
+def mark_of_broadcasts(server: Server, prefix: str) -> bytes:
+    return f"{Names(prefix).root}.f.".encode() if isinstance(server, NatsServer) else b"PUBLISH"
+
+
 def put_foreign(server: Server, prefix: str, queue: str = "celery") -> None:
     """Put an entry into a queue that is none of ours."""
     if isinstance(server, NatsServer):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kombu import Connection, Queue
 
+from integration.stores import Server
 from streambroker import connect
 from streambroker.message import Message
-from streambroker.testing.servers import RedisServer
 
 GOOD = b'{"content_type":"application/json","content_encoding":"utf-8"}'
 HOSTILE = {
@@ -47,7 +47,7 @@ def drained(connection: Connection, queue: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("head", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_head_that_cannot_be_read_is_a_dead_letter(server: RedisServer, prefix: str, head: bytes) -> None:
+def test_a_head_that_cannot_be_read_is_a_dead_letter(server: Server, prefix: str, head: bytes) -> None:
     engine = connect(server.url(), prefix=prefix)
     engine.publish("q", [Message(b"1", head), Message(b"2", GOOD)])
     with Connection(server.url(), transport_options=options(prefix)) as connection:

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from integration.stores import Server
 from streambroker import connect
 from streambroker.testing.conformance.kit import bodies, messages
-from streambroker.testing.servers import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
 #: consumes two queues, dies of a poison, and otherwise finishes what it has after some seconds
 WORKER = """
 import os, signal, sys, time
+from integration.stores import Server
 from streambroker import connect
 engine = connect(sys.argv[1], prefix=sys.argv[2], visibility_timeout=1, delivery_limit=3)
 consumer, got = engine.consume(["first", "second"]), []
@@ -30,7 +31,7 @@ engine.close()
 """
 
 
-def test_a_poison_takes_no_neighbour_in_another_queue_with_it(server: RedisServer, prefix: str) -> None:
+def test_a_poison_takes_no_neighbour_in_another_queue_with_it(server: Server, prefix: str) -> None:
     engine = connect(server.url(), prefix=prefix, delivery_limit=3)
     engine.publish("first", messages("innocent"))
     engine.publish("second", messages("poison"))

@@ -7,6 +7,9 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from integration.stores import Server
 from streambroker import connect
 from streambroker.engine import Consumer
 from streambroker.message import Delivery
@@ -14,7 +17,10 @@ from streambroker.testing.conformance.kit import acked, bodies, drain, messages
 from streambroker.testing.conformance.mortal import ProcessMortal
 from streambroker.testing.servers import RedisServer, wait_until
 
+REDIS = pytest.mark.only_on("redis", "is about what a Redis keeps")
 
+
+@REDIS
 def test_a_bell_that_wakes_a_consumer_which_has_no_place_left_rings_on(server: RedisServer, prefix: str) -> None:
     """One consumer of two queues and one of the second; both queues get a message in the same moment."""
     both = connect(server.url(), prefix=prefix, queue_order_strategy="priority")
@@ -45,7 +51,7 @@ def test_a_bell_that_wakes_a_consumer_which_has_no_place_left_rings_on(server: R
     one.close()
 
 
-def test_all_queues_of_a_process_are_known_though_its_threads_start_at_once(server: RedisServer, prefix: str) -> None:
+def test_all_queues_of_a_process_are_known_though_its_threads_start_at_once(server: Server, prefix: str) -> None:
     """What is not known of a worker is not recovered when it dies."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -69,6 +75,7 @@ def test_all_queues_of_a_process_are_known_though_its_threads_start_at_once(serv
         sys.setswitchinterval(interval)
 
 
+@REDIS
 def test_a_server_whose_clock_was_put_back_still_finds_the_dead(server: RedisServer, prefix: str) -> None:
     """What the server keeps then lies an hour ahead: the lease of a dead worker, the turn to look, its start."""
     mortal = ProcessMortal(server.url(), {"prefix": prefix, "visibility_timeout": 2})

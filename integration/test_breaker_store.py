@@ -14,6 +14,9 @@ from streambroker.testing.conformance.kit import bodies, drain, messages
 from streambroker.testing.conformance.mortal import ProcessMortal
 from streambroker.testing.servers import RedisServer, wait_until
 
+pytestmark = pytest.mark.only_on("redis", "is about what a Redis keeps; foreign entries of a nats-server: "
+                                          "test_jetstream_parts")
+
 
 @pytest.mark.parametrize("fault", ["maxmemory", "replica", "min-replicas-to-write"])
 def test_a_refusal_inside_a_script_is_told_from_an_error(

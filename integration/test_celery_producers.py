@@ -20,9 +20,13 @@ from kombu.exceptions import OperationalError
 
 from integration.command import environment
 from integration.rig import CeleryRig
+from integration.stores import Server, can_be_full, connects, full, lose_tables, mark
 from streambroker.errors import MessageTooLarge, StoreError
 from streambroker.testing.faults import Proxy
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.natsserver import NatsServer
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 #: what the programs below have in common: `crowd(name)` publishes from eight threads and notes it in the ledger
 _PROGRAM = """
@@ -157,14 +161,14 @@ sys.exit(any(codes))
                                              (MULTIPROCESSING, 2 + 8 * 8 * 3)],
                          ids=["fork", "fork in the middle", "multiprocessing"])
 @pytest.mark.parametrize("confirm", ["each", "deferred"])
-def test_every_publish_of_a_family_of_processes_is_there_once(server: RedisServer, celery: CeleryRig, text: str,
+def test_every_publish_of_a_family_of_processes_is_there_once(server: Server, celery: CeleryRig, text: str,
                                                               count: int, confirm: str) -> None:
     celery.use(server.url(), confirm=confirm)
     run(celery, text)
     all_stored_once(celery, count)
 
 
-def test_every_publish_of_a_preloaded_server_is_there_once(server: RedisServer, celery: CeleryRig) -> None:
+def test_every_publish_of_a_preloaded_server_is_there_once(server: Server, celery: CeleryRig) -> None:
     celery.use(server.url())
     web = program(celery, PRELOAD)
     try:
@@ -181,7 +185,7 @@ def test_every_publish_of_a_preloaded_server_is_there_once(server: RedisServer, 
 
 @pytest.mark.parametrize("patch", ["from gevent import monkey; monkey.patch_all()",
                                    "import eventlet; eventlet.monkey_patch()"], ids=["gevent", "eventlet"])
-def test_publishing_from_greenlets(fresh: Callable[..., RedisServer], celery: CeleryRig, patch: str) -> None:
+def test_publishing_from_greenlets(fresh: Callable[..., Server], celery: CeleryRig, patch: str) -> None:
     """Row 113: each is stored once, over few connections."""
     server = fresh()
     celery.use(server.url())
@@ -190,24 +194,25 @@ def test_publishing_from_greenlets(fresh: Callable[..., RedisServer], celery: Ce
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", source, str(celery.ledger.path)], timeout=60,
                           env={**os.environ, **environment(celery.settings)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    with server.client() as client:
-        # Kombu looks once for each of its eight pooled connections whether the store is there; one asks
-        assert client.info("stats")["total_connections_received"] <= 5 + 8 + 1
+    # Kombu looks once for each of its eight pooled connections whether the store is there; one asks
+    assert connects(server) <= 5 + 8 + 1
     all_stored_once(celery, 8 * 60)
 
 
 # ---------------------------------------------------------------- lost answers
 
 @pytest.mark.parametrize("patience", [10.0, 0.0], ids=["repeated by us", "repeated by Kombu"])
-@pytest.mark.parametrize(("key", "options"), [
-    (":s:0", {}), (":s:1", {"priority": 3}), (":delay", {"countdown": 60})], ids=["plain", "priority", "countdown"])
-def test_a_publish_whose_answer_is_lost_is_there_once(server: RedisServer, proxy: Proxy, celery: CeleryRig, key: str,
-                                                      options: dict[str, Any], patience: float) -> None:
+@pytest.mark.parametrize(("place", "options"), [
+    ({}, {}), ({"step": 1}, {"priority": 3}), ({"delayed": True}, {"countdown": 60})],
+    ids=["plain", "priority", "countdown"])
+def test_a_publish_whose_answer_is_lost_is_there_once(
+        server: Server, proxy: Proxy, celery: CeleryRig, place: dict[str, Any], options: dict[str, Any],
+        patience: float) -> None:
     """The store has run it, the answer never came: it is repeated, and known to the store."""
     celery.use(server.url(port=proxy.port), publish_timeout=patience)
     celery.send("work", "first", **options)
     for number in range(3):
-        proxy.drop_reply(f"{celery.prefix}:{{celery}}{key}".encode())
+        proxy.drop_reply(mark(server, celery.prefix, **place))
         celery.send("work", f"repeated-{number}", **options)
         proxy.wait_dropped(number + 1)
     celery.send("work", "last", **options)
@@ -217,16 +222,16 @@ def test_a_publish_whose_answer_is_lost_is_there_once(server: RedisServer, proxy
         assert stored(celery) == Counter(celery.ledger.ids("published"))
 
 
-def test_a_batch_whose_answer_is_lost_is_there_once(server: RedisServer, proxy: Proxy, celery: CeleryRig) -> None:
+def test_a_batch_whose_answer_is_lost_is_there_once(server: Server, proxy: Proxy, celery: CeleryRig) -> None:
     celery.use(server.url(port=proxy.port))
     celery.send("work", "first")
-    proxy.drop_reply(f"{celery.prefix}:{{celery}}:s:0".encode())
+    proxy.drop_reply(mark(server, celery.prefix))
     celery.send_all("work", [f"batch-{number}" for number in range(1200)])
     proxy.wait_dropped()
     all_stored_once(celery, 1201)
 
 
-def test_publishing_from_threads_while_the_server_is_killed(fresh: Callable[..., RedisServer],
+def test_publishing_from_threads_while_the_server_is_killed(fresh: Callable[..., Server],
                                                             celery: CeleryRig) -> None:
     """Row 29: what returned is there, once; what raised is there at most once."""
     server = fresh(fsync="always")
@@ -269,14 +274,14 @@ publish("deferred", 300)
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "app.close()", "raise SystemExit", "app.pool.force_close_all()"])
-def test_a_clean_exit_loses_nothing_that_is_not_yet_confirmed(server: RedisServer, celery: CeleryRig,
+def test_a_clean_exit_loses_nothing_that_is_not_yet_confirmed(server: Server, celery: CeleryRig,
                                                               end: str) -> None:
     celery.use(server.url(), confirm="deferred")
     run(celery, DEFERRED.format(end=end))
     all_stored_once(celery, 300)
 
 
-def test_a_clean_exit_while_the_link_breaks_loses_nothing(server: RedisServer, celery: CeleryRig,
+def test_a_clean_exit_while_the_link_breaks_loses_nothing(server: Server, celery: CeleryRig,
                                                           proxy: Proxy) -> None:
     """The last publish is under way on a link that ends: it is sent again before the program ends."""
     celery.use(server.url(port=proxy.port), confirm="deferred")
@@ -284,7 +289,7 @@ def test_a_clean_exit_while_the_link_breaks_loses_nothing(server: RedisServer, c
                               'publish("last", 1)\n')
     try:
         assert started.stdout is not None and started.stdout.readline() == "ready\n"
-        proxy.drop_reply(f"{celery.prefix}:{{celery}}:s:0".encode())
+        proxy.drop_reply(mark(server, celery.prefix))
         output, _ = started.communicate("go\n", timeout=30)
     finally:
         started.kill()
@@ -293,17 +298,14 @@ def test_a_clean_exit_while_the_link_breaks_loses_nothing(server: RedisServer, c
     all_stored_once(celery, 11)
 
 
-def test_an_error_of_a_deferred_publish_shows_with_the_next_one(fresh: Callable[..., RedisServer],
+def test_an_error_of_a_deferred_publish_shows_with_the_next_one(fresh: Callable[..., Server], kind: str,
                                                                 celery: CeleryRig) -> None:
-    server = fresh()
+    server = fresh(**can_be_full(kind))
     celery.use(server.url(), confirm="deferred", publish_timeout=0.5)
     celery.send("work", "first")
-    with server.client() as client:
-        client.config_set("maxmemory", "1mb")
-        with pytest.raises(OperationalError, match="OOM"):
-            for number in range(2):
-                celery.app.tasks["work"].apply_async((f"refused-{number}",), retry=False)
-        client.config_set("maxmemory", "0")
+    with full(server, celery.prefix) as refusal, pytest.raises(OperationalError, match=refusal):
+        for number in range(2):
+            celery.app.tasks["work"].apply_async((f"refused-{number}",), retry=False)
     celery.send("work", "second")
     celery.send("work", "third")
     names = stored(celery)
@@ -313,8 +315,8 @@ def test_an_error_of_a_deferred_publish_shows_with_the_next_one(fresh: Callable[
 
 # ---------------------------------------------------------------- what cannot be published
 
-def test_too_large_a_message_is_refused(server: RedisServer, celery: CeleryRig) -> None:
-    """Before anything is sent, and nothing else suffers; the limit is 64 MB unless it is set."""
+def test_too_large_a_message_is_refused(server: Server, celery: CeleryRig) -> None:
+    """Before anything is sent, and nothing else suffers; the limit is 64 MB unless it is set, or the server's."""
     celery.use(server.url(), max_message_size=10_000)
     with pytest.raises(MessageTooLarge, match="max_message_size"):
         celery.app.tasks["work"].delay("large", 0, "x" * 10_000)
@@ -322,15 +324,16 @@ def test_too_large_a_message_is_refused(server: RedisServer, celery: CeleryRig) 
     assert stored(celery) == Counter(["small"])
     with Connection(server.url(), transport_options={"global_keyprefix": celery.prefix}) as connection:
         producer = Producer(connection.channel())
-        with pytest.raises(MessageTooLarge, match="67108864"):
+        with pytest.raises(MessageTooLarge, match="8388608" if isinstance(server, NatsServer) else "67108864"):
             producer.publish(b"x" * (64 * 1024 * 1024 + 1), routing_key="celery", serializer=None,
                              content_type="application/data", content_encoding="binary")
         producer.publish({"small": True}, routing_key="celery")
     celery.wait_stats(ready=1)
 
 
+@pytest.mark.only_on("redis", "streams of a nats-server have no types")
 @pytest.mark.parametrize(("key", "options"), [(":s:0", {}), (":s:3", {"priority": 9}), (":delay", {"countdown": 60})])
-def test_a_key_of_another_type_is_told(server: RedisServer, celery: CeleryRig, key: str,
+def test_a_key_of_another_type_is_told(server: Server, celery: CeleryRig, key: str,
                                        options: dict[str, Any]) -> None:
     """To the one who publishes there; other queues do not suffer."""
     celery.use(server.url(), queues=["good", "bad"])
@@ -348,7 +351,7 @@ HOSTILE = ["a.b", "a..b", "Q", "q", "ünï ✓", "with space", "{x}", "}{", "@",
 
 
 @pytest.mark.usefixtures("at_base")
-def test_queues_may_have_any_name(server: RedisServer, celery: CeleryRig) -> None:
+def test_queues_may_have_any_name(server: Server, celery: CeleryRig) -> None:
     """Each is a queue of its own, whatever is in its name."""
     celery.use(server.url(), queues=HOSTILE)
     for number, queue in enumerate(HOSTILE):
@@ -362,7 +365,7 @@ def test_queues_may_have_any_name(server: RedisServer, celery: CeleryRig) -> Non
     worker.stop()
 
 
-def test_arguments_that_cannot_be_serialized_cost_themselves_alone(server: RedisServer, celery: CeleryRig) -> None:
+def test_arguments_that_cannot_be_serialized_cost_themselves_alone(server: Server, celery: CeleryRig) -> None:
     celery.use(server.url())
     with pytest.raises(Exception, match="not JSON serializable"):
         celery.app.tasks["work"].delay(object())
@@ -372,7 +375,7 @@ def test_arguments_that_cannot_be_serialized_cost_themselves_alone(server: Redis
 
 # ---------------------------------------------------------------- routes that are not there
 
-def test_lost_routes_are_made_again_by_those_who_declared_them(server: RedisServer, celery: CeleryRig,
+def test_lost_routes_are_made_again_by_those_who_declared_them(server: Server, celery: CeleryRig,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     """Row 36: an operator, an eviction or a failover took the tables of exchanges and bindings."""
     celery.use(server.url())
@@ -380,15 +383,14 @@ def test_lost_routes_are_made_again_by_those_who_declared_them(server: RedisServ
     with Connection(server.url(), transport_options={"global_keyprefix": celery.prefix}) as connection:
         producer = Producer(connection.channel(), queue.exchange)
         producer.publish(["one"], routing_key="thing.1", declare=[queue])
-        with server.client() as client, caplog.at_level(logging.WARNING, "streambroker"):
-            assert client.delete(*(f"{celery.prefix}:{{@}}:{key}" for key in (
-                "t:exchanges", "v:exchanges", "t:bindings", "v:bindings", "t:queues", "v:queues"))) == 6
+        with caplog.at_level(logging.WARNING, "streambroker"):
+            lose_tables(server, celery.prefix)
             wait_until(lambda: producer.publish(["again"], routing_key="thing.2") is None and
                        celery.engine.ready("kept") >= 2, 5, "it is stored")
         assert "lost the routing" in caplog.text
 
 
-def test_a_message_that_no_queue_wants_is_told(server: RedisServer, celery: CeleryRig,
+def test_a_message_that_no_queue_wants_is_told(server: Server, celery: CeleryRig,
                                                caplog: pytest.LogCaptureFixture) -> None:
     """Row 37: a warning, or the queue that was named for such messages."""
     celery.use(server.url())
@@ -405,7 +407,8 @@ def test_a_message_that_no_queue_wants_is_told(server: RedisServer, celery: Cele
     assert stored(celery, "astray") == Counter(["found"])
 
 
-def test_a_store_that_may_drop_keys_is_warned_of(fresh: Callable[..., RedisServer], celery: CeleryRig) -> None:
+@pytest.mark.only_on("redis", "a nats-server drops nothing from a work queue")
+def test_a_store_that_may_drop_keys_is_warned_of(fresh: Callable[..., Server], celery: CeleryRig) -> None:
     """Row 38."""
     server = fresh(arguments=["--maxmemory-policy", "allkeys-lru", "--maxmemory", "100mb"])
     celery.use(server.url())

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from integration.base import leftovers
+from integration.stores import Server
 from streambroker.connection import connect
 from streambroker.embedded import answers_ping, free_port
 from streambroker.engine import Consumer, Engine
 from streambroker.message import Delivery, Message, QueueSpec
-from streambroker.testing.servers import RedisServer, wait_until
+from streambroker.testing.natsserver import NatsServer
+from streambroker.testing.servers import wait_until
+
+pytestmark = pytest.mark.stores
 
 QUEUES = ["mail", "a.b", "a..b", "Q", "q", "пошта", "with space", "new\nline", "{tag}", "x" * 200]
 
@@ -37,14 +42,14 @@ def cli(*argv: str, code: int = 0, timeout: float = 60, **env: str) -> str:
 
 
 @pytest.fixture
-def engine(server: RedisServer, prefix: str) -> Iterator[Engine]:
+def engine(server: Server, prefix: str) -> Iterator[Engine]:
     engine = connect(server.url(), prefix=prefix)
     yield engine
     engine.close()
 
 
 @pytest.fixture
-def store(server: RedisServer, prefix: str) -> list[str]:
+def store(server: Server, prefix: str) -> list[str]:
     return ["--url", server.url(), "--prefix", prefix]
 
 
@@ -80,7 +85,7 @@ def bury(engine: Engine, queue: str, count: int) -> None:
     wait_until(lambda: engine.inspector().stats(queue).dead == count, 10, f"{count} dead letters")
 
 
-def test_a_day_of_an_operator(server: RedisServer, engine: Engine, store: Sequence[str], prefix: str) -> None:
+def test_a_day_of_an_operator(server: Server, engine: Engine, store: Sequence[str], prefix: str) -> None:
     bury(engine, "mail", 5)
     fill(engine, "mail", 7)
     fill(engine, "mail", 2, delay=3600)
@@ -125,7 +130,7 @@ def test_a_day_of_an_operator(server: RedisServer, engine: Engine, store: Sequen
     assert mail["holders"] == []
     assert cli("queues", "nobody", *store, code=1).startswith("streambroker: no queue 'nobody'")
     engine.delete("mail")
-    assert not [key for _, key in server.base(f"{prefix}*").keys if key.endswith(":dead")]
+    assert leftovers(server, prefix) == []
 
 
 def test_hostile_names_do_not_meet(engine: Engine, store: Sequence[str]) -> None:
@@ -142,10 +147,11 @@ def test_hostile_names_do_not_meet(engine: Engine, store: Sequence[str]) -> None
         assert [each.ready for each in stats] == [0] * done + [2] * (len(QUEUES) - done)
 
 
-def test_prefixes_and_databases_are_apart(server: RedisServer, engine: Engine, store: Sequence[str]) -> None:
+def test_prefixes_and_databases_are_apart(server: Server, engine: Engine, store: Sequence[str]) -> None:
     fill(engine, "mail", 1)
     assert json.loads(cli("queues", "--json", "--url", server.url(), "--prefix", "another")) == []
-    assert json.loads(cli("queues", "--json", "--url", server.url(db=3), *store[2:])) == []
+    if not isinstance(server, NatsServer):
+        assert json.loads(cli("queues", "--json", "--url", server.url(db=3), *store[2:])) == []
     assert json.loads(cli("queues", "--json", *store[2:], STREAMBROKER_URL=server.url()))[0]["ready"] == 1
 
 
@@ -186,17 +192,20 @@ def test_transient_queues_show_on_demand(engine: Engine, store: Sequence[str]) -
     assert [each["queue"] for each in json.loads(cli("queues", "--all", "--json", *store))] == ["mail", "reply"]
 
 
-def test_no_server_and_no_access_are_told_without_secrets(server: RedisServer) -> None:
-    error = cli("queues", "--url", f"redis-streams://u:hidden@127.0.0.1:{free_port()}/0", code=1)
+def test_no_server_and_no_access_are_told_without_secrets(server: Server, fresh: Callable[..., Server]) -> None:
+    error = cli("queues", "--url", server.url(user="u", password="hidden", port=free_port()), code=1)
     assert "cannot be reached" in error
     assert "hidden" not in error
-    error = cli("queues", "--url", server.url(user="nobody", password="hidden"), code=1)
+    # a nats-server without users takes everybody
+    guarded = fresh(users={"somebody": "secret"}) if isinstance(server, NatsServer) else server
+    error = cli("queues", "--url", guarded.url(user="nobody", password="hidden"), code=1)
     assert "refuses the credentials" in error
     assert "hidden" not in error
 
 
+@pytest.mark.only_on("redis", "streams of a nats-server have no types")
 def test_a_foreign_key_in_the_place_of_a_queue_costs_that_queue_alone(
-        server: RedisServer, engine: Engine, store: Sequence[str], prefix: str) -> None:
+        server: Server, engine: Engine, store: Sequence[str], prefix: str) -> None:
     fill(engine, "mail", 1)
     fill(engine, "broken", 1)
     with server.client() as client:

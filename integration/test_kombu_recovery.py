@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
+from integration.stores import Server
 from integration.worker import ROOT
-from streambroker.testing.servers import RedisServer
 
 #: takes a message and never settles it
 HOLDER = """
@@ -63,7 +63,7 @@ def holders() -> Iterator[list[subprocess.Popen[str]]]:
 @pytest.mark.parametrize(("options", "limit"), [
     ({}, 5.0), ({"proof_of_death": False, "visibility_timeout": 3}, 3.0 + 5)], ids=["proof", "lease"])
 def test_a_plain_loop_gets_what_a_killed_consumer_held(
-        server: RedisServer, prefix: str, holders: list[subprocess.Popen[str]], options: dict[str, Any], limit: float,
+        server: Server, prefix: str, holders: list[subprocess.Popen[str]], options: dict[str, Any], limit: float,
         way: Callable[[Connection], Callable[[], Any]]) -> None:
     """Row 110."""
     settings = {"global_keyprefix": prefix, **options}
