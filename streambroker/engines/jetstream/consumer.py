@@ -14,7 +14,8 @@ from ...real import Wakeup, make_lock
 from .choice import Choice
 from .frames import Reply
 from .intake import Intake
-from .lane import Lane
+from .lane import Lane, close_lanes
+from .outage import Outage
 from .pull import Pull
 from .settles import Settle
 
@@ -47,13 +48,17 @@ class JetStreamConsumer:
         self._lock = make_lock()
         self._wakeup = Wakeup()
         self._more = False
-        self._down_since: float | None = None
+        self._outage = Outage(engine.link, engine.settings)
         self._pull = Pull(engine, self.lanes, self.order, self._wakeup.set)
         self._choice = Choice(engine, self)
         self._intake = Intake(engine, self)
         engine.consumption.opened(self)
-        for queue in queues:
-            self.add(queue)
+        try:
+            for queue in queues:
+                self.add(queue)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def queues(self) -> list[str]:
@@ -64,9 +69,13 @@ class JetStreamConsumer:
         self._check()
         if queue in self._queues:
             return
-        self._engine.consumption.start(queue, self)
         self._queues.append(queue)
-        self.add_lanes(queue)
+        try:
+            self._engine.consumption.start(queue, self)
+            self.add_lanes(queue)
+        except BaseException:
+            self.discard(queue)
+            raise
 
     def add_lanes(self, queue: str, steps: Sequence[int] | None = None) -> None:
         """Those of the queue's steps that are not there yet. Blocks."""
@@ -91,8 +100,7 @@ class JetStreamConsumer:
         self._engine.consumption.stop([queue], self)
 
     def _close_lanes(self, lanes: Sequence[Lane]) -> None:
-        for lane in lanes:
-            lane.close()
+        close_lanes(self._engine, lanes)
         self._engine.settle_in_loop(self._intake.finish)
         with self._lock:
             waiting = [delivery for lane in lanes for delivery in lane.pool]
@@ -173,6 +181,8 @@ class JetStreamConsumer:
             return deliveries
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
+            # a close in the midst of a turn has lost its wake
+            self._check()
             due = self.due()
             self._wait(left if due is None else min(left, due))
             if deliveries := self._take(limit):
@@ -221,10 +231,7 @@ class JetStreamConsumer:
             engine.chores.do()
         # what was given back comes before what is new
         engine.settled(PATIENCE)
-        if not engine.link.connected:
-            self._unreachable()
-        elif self._down_since is not None:
-            self._down_since = None
+        self._outage.look()
         got: list[Delivery] = []
         with self._lock:
             if limit > 0:
@@ -244,24 +251,13 @@ class JetStreamConsumer:
         self._more = any(lane.pool for lane in self.lanes) and limit > len(got) and self._choice.due() == 0.0
         return got
 
-    def _unreachable(self) -> None:
-        now = time.monotonic()
-        if self._down_since is None:
-            self._down_since = now
-        elif now - self._down_since >= self._engine.settings.reconnect_timeout:
-            self._down_since = None
-            raise StoreConnectionError(f"the store cannot be reached: {self._engine.link.failure()}")
-
     def sources(self) -> Sequence[int]:
         return [self._wakeup.fileno()]
 
     def due(self) -> float | None:
         if self._more:
             return 0.0
-        times = [self._choice.due()]
-        if self._down_since is not None:
-            times.append(max(0.0, self._down_since + self._engine.settings.reconnect_timeout - time.monotonic()))
-        return min((when for when in times if when is not None), default=None)
+        return min((when for when in (self._choice.due(), self._outage.due()) if when is not None), default=None)
 
     def _wait(self, timeout: float) -> None:
         with selectors.DefaultSelector() as selector:
@@ -299,12 +295,10 @@ class JetStreamConsumer:
         self._settle(delivery, "pass", delay=delay)
 
     def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
-        if message is not None and not delivery.settled and self._fits(message):
-            delivery.message = message
+        if message is not None and not delivery.settled:
+            if len(message.head) + len(message.body) + GRAVE_HEADERS <= self._engine.link.max_payload:
+                delivery.message = message
         self._settle(delivery, "dead", reason=reason)
-
-    def _fits(self, message: Message) -> bool:
-        return len(message.head) + len(message.body) + GRAVE_HEADERS <= self._engine.link.max_payload
 
     def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
         if not self._settling(delivery):
@@ -323,7 +317,6 @@ class JetStreamConsumer:
         self._engine.let_go(delivery)
         return True
 
-    # ------------------------------------------------------------------ end
     def close(self, keep: Collection[Delivery] = ()) -> None:
         if self.closed:
             return
@@ -333,6 +326,12 @@ class JetStreamConsumer:
             return
         with self._lock:
             self._pull.want = 0
+        if self._engine.link.connected:
+            try:
+                # one that is silent is cut off: nothing that follows waits for it
+                self._engine.link.flush(FAREWELL)
+            except StoreConnectionError as error:
+                logger.debug("closing: %s", error)
         self._close_lanes(list(self.lanes))
         kept = {id(delivery) for delivery in keep}
         for delivery in self._engine.holder.of(self):

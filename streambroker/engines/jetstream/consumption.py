@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...errors import StoreConnectionError
+from ...errors import StoreConnectionError, StoreError
 from ...real import make_lock
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ class Consumption:
 
     def start(self, queue: str, consumer: JetStreamConsumer) -> None:
         """Tell the store that `queue` is consumed, and look after what is held from now on. Blocks."""
+        if not consumer.no_ack:
+            with self._lock:
+                self._consuming[queue] = self._consuming.get(queue, 0) + 1
         self._engine.queues.learn(queue)
         if not consumer.no_ack:
             # books are written without waiting
             self._engine.streams.ensure(self._engine.names.state)
-            with self._lock:
-                self._consuming[queue] = self._consuming.get(queue, 0) + 1
         with self._lock:
             start, self._watching = not self._watching, True
         if start:
@@ -80,6 +81,12 @@ class Consumption:
             if queue in consumer.queues:
                 self._add_steps(consumer, queue)
 
+    def all_steps_changed(self) -> None:
+        """The same, of queues that are not known."""
+        for consumer in self.consumers():
+            for queue in consumer.queues:
+                self._add_steps(consumer, queue)
+
     def _add_steps(self, consumer: JetStreamConsumer, queue: str) -> None:
         self._engine.chores.add(partial(self._steps_again, consumer, queue))
         consumer.wake()
@@ -89,5 +96,5 @@ class Consumption:
         if not consumer.closed and queue in consumer.queues:
             try:
                 consumer.add_lanes(queue)
-            except StoreConnectionError as error:
-                logger.debug("steps of %r are looked up after the next connect: %s", queue, error)
+            except (StoreConnectionError, StoreError) as error:
+                logger.debug("steps of %r are looked up later: %s", queue, error)

@@ -105,8 +105,7 @@ class JetStreamEngine:
         self.watch.reconnected()
         for consumer in self.consumption.consumers():
             consumer.reconnected()
-            for queue in consumer.queues:
-                self.consumption.steps_changed(queue)
+        self.consumption.all_steps_changed()
 
     def _disconnected(self) -> None:
         for consumer in self.consumption.consumers():
@@ -284,7 +283,6 @@ class JetStreamEngine:
             for consumer in self.consumption.consumers():
                 consumer.wake()
 
-    # ------------------------------------------------------------------ the rest
     def table(self, name: str) -> JetStreamTable:
         return JetStreamTable(self, name)
 

@@ -114,6 +114,27 @@ def read_headers(block: bytes) -> tuple[int, dict[str, str]]:
     return status, headers
 
 
+class AckPlace(NamedTuple):
+    """What the subject that acknowledges a message tells of it. `raw` counts its deliveries, `time` is the POSIX time
+    of its entry."""
+
+    raw: int
+    sequence: int
+    time: float
+
+
+def read_place(reply: Reply) -> AckPlace | None:
+    """None when it did not come from a consumer of the server."""
+    # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>, or with domain and account
+    # hash before and a random token behind
+    parts = reply.reply.split(".")
+    first = 4 if len(parts) == 9 else 6
+    try:
+        return AckPlace(int(parts[first]), int(parts[first + 1]), int(parts[first + 3]) / 1e9)
+    except (ValueError, IndexError):
+        return None
+
+
 def read_reply(subject: bytes, reply: bytes, data: bytes, block: bytes | None) -> Reply:
     if not block:
         return Reply(subject.decode(), data, reply.decode())

@@ -12,7 +12,7 @@ from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery, Message
 from .books import Book
 from .envelope import Envelope, decode
-from .frames import Reply
+from .frames import Reply, read_place
 from .holder import Place
 from .lane import Lane
 from .settles import Settle
@@ -69,16 +69,12 @@ class Intake:
             self._engine.link.spawn(self._work())
 
     def _place(self, lane: Lane, reply: Reply) -> Place | None:
-        # $JS.ACK.<stream>.<consumer>.<deliveries>.<stream seq>.<consumer seq>.<time>.<pending>, or with domain and
-        # account hash before and a random token behind
-        parts = reply.reply.split(".")
-        if len(parts) < 9:
+        told, now = read_place(reply), time.monotonic()
+        if told is None:
             return None
-        first = 4 if len(parts) == 9 else 6
-        now = time.monotonic()
         return Place(
-            lane.stream, lane.durable, int(parts[first + 1]), int(parts[first]), reply.reply,
-            int(parts[first + 3]) / 1e9, self._consumer, lane.step, lane.lease,
+            lane.stream, lane.durable, told.sequence, told.raw, reply.reply, told.time, self._consumer, lane.step,
+            lane.lease,
             # this process may have been stopped, or the link: it was sent at any time since then
             min(now, self._engine.link.proved), now, data=reply.data)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ...errors import Closed, StoreConnectionError
 from ...message import Delivery
 from .api import CONSUMER_EXISTS, ApiError
 from .frames import Frame, Reply
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 EXPIRES, HEARTBEAT = 30, 2
 #: how long it may be silent before it counts as forgotten
 SILENCE = 2 * HEARTBEAT + 1
+#: how long closing waits for each answer (seconds)
+LAST = 1.0
 
 
 class Lane:
@@ -69,21 +73,6 @@ class Lane:
                 info = self._engine.api.call(*self._creation())
             self.lease = int(info["config"]["ack_wait"]) / NANO
         self.listener = self._engine.link.listen(f"{self.inbox}.*", lambda reply: handler(self, reply))
-
-    def close(self) -> None:
-        """Listen no more. What the server sent before it knew has arrived when this returns, and it has dropped the
-        standing request: it would try that first with what is given back, and put it behind the rest."""
-        listener, link = self.listener, self._engine.link
-        if listener is None:
-            return
-        if not link.connected:
-            listener.close()
-            return
-        listener.drain_now(1.0)
-        if self.outstanding > 0:
-            # looking at its requests makes the server drop those that nobody listens for
-            look = self._engine.api.frame(f"CONSUMER.INFO.{self.stream}.{self.durable}")
-            link.requests([look], 1.0)
 
     async def remake(self) -> None:
         """The same in the link's thread, after it was found gone."""
@@ -146,3 +135,29 @@ class Lane:
             pool.append(delivery)
         else:
             insort(pool, delivery, key=lambda each: each.place.sequence)
+
+
+def close_lanes(engine: JetStreamEngine, lanes: Sequence[Lane]) -> None:
+    """Listen no more. What the server sent before it knew has arrived when this returns, and it has dropped the
+    standing requests: it would try those first with what is given back, and put it behind the rest."""
+    open_ones = [(lane, lane.listener) for lane in lanes if lane.listener is not None]
+    if not open_ones:
+        return
+
+    async def drain() -> None:
+        await asyncio.gather(*(listener.drain() for _, listener in open_ones))
+
+    drained = engine.link.connected
+    if drained:
+        try:
+            engine.link.run(drain, LAST)
+        except (StoreConnectionError, Closed) as error:
+            logger.debug("ending what is asked for: %s", error)
+            drained = False
+    for _, listener in open_ones:
+        listener.close()
+    # looking at its requests makes the server drop those that nobody listens for
+    looks = [engine.api.frame(f"CONSUMER.INFO.{lane.stream}.{lane.durable}")
+             for lane, _ in open_ones if lane.outstanding > 0]
+    if drained and looks:
+        engine.link.requests(looks, LAST)

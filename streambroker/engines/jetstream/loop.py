@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ...errors import Closed
 from ...real import make_lock, original, start_thread
 
 logger = logging.getLogger(__name__)
@@ -175,7 +176,8 @@ class LoopThread:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Closed):
             logger.error("a task of the link failed", exc_info=error)
 
     def call_soon(self, callback: Callable[[], object]) -> bool:

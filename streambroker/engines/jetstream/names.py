@@ -21,6 +21,7 @@ import hashlib
 import re
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
+_STREAM = re.compile(r"_(tmp|late|dead|state|held)$|_q_")
 _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 #: longer tokens are cut and hashed: servers make folders of them
 LONGEST = 160
@@ -54,7 +55,9 @@ class Names:
     """Names under one prefix."""
 
     def __init__(self, prefix: str, stream_per_queue: bool = False) -> None:
-        self.root = token(prefix)
+        root = token(prefix)
+        # no prefix is another one's stream
+        self.root = root.replace("_", "=5F") if _STREAM.search(root) else root
         self._own = stream_per_queue
         self.main = self.root
         self.transient = f"{self.root}_tmp"

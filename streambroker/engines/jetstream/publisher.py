@@ -33,6 +33,8 @@ _SEQUENCE = re.compile(rb'"seq": ?(\d+)')
 _MESSAGE_ID = "Nats-Msg-Id"
 #: how long the first tries wait for an answer: one that went to a leader in its last moment is never answered (seconds)
 TRIES = (1.0, 2.0, 4.0, 10.0)
+#: the part of the duplicate window in which a publish is repeated
+FRESH = 0.9
 #: room for subject and headers in the server's limit of a message
 OVERHEAD = 1024
 
@@ -124,14 +126,16 @@ class Publisher:
             if self._open is not None:
                 (queue, frames, ticket), self._open = self._open, None
                 replies = self._engine.plain.finish(ticket, self._engine.settings.socket_timeout)
-                self.send(queue, frames, replies)
+                self.send(queue, frames, replies, ticket.began)
 
     # ------------------------------------------------------------------ sending
-    def send(self, queue: str, frames: Sequence[Frame], answered: Sequence[Reply | None] | None = None) -> list[str]:
-        """Store all and return their sequences; `answered` are the replies to a first try. Raises StoreError at once,
-        StoreConnectionError after `publish_timeout`."""
-        settings = self._engine.settings
-        end = time.monotonic() + settings.publish_timeout
+    def send(self, queue: str, frames: Sequence[Frame], answered: Sequence[Reply | None] | None = None,
+             began: float = 0.0) -> list[str]:
+        """Store all and return their sequences; `answered` are the replies to a first try, made at `began`. Raises
+        StoreError at once, StoreConnectionError after `publish_timeout`, or when the server might no longer recognize a
+        repetition."""
+        settings, now = self._engine.settings, time.monotonic()
+        end = min(now + settings.publish_timeout, (began or now) + settings.duplicate_window * FRESH)
         found: list[str] = [""] * len(frames)
         left = list(range(len(frames)))
         problem: StoreConnectionError | None = None
@@ -161,6 +165,8 @@ class Publisher:
                 break
             time.sleep(pause)
             self._remake(queue, frames[left[0]])
+            if time.monotonic() >= end:
+                break
         raise problem or StoreConnectionError("the store did not answer in time")
 
     def _remake(self, queue: str, frame: Frame) -> None:

@@ -8,8 +8,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError
+from .frames import read_place
 from .link import Frame, Reply
-from .stored import ask, get_all, subjects
+from .stored import ask, ask_all, get_all, subjects
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -69,6 +70,13 @@ async def _purge_first(engine: JetStreamEngine, stream: str, subject: str) -> in
     return int(answer is not None)
 
 
+async def _remove_books(engine: JetStreamEngine, stream: str, got: list[Reply]) -> None:
+    """Of those that were delivered before."""
+    placed = [place for place in map(read_place, got) if place is not None and place.raw > 1]
+    await ask_all(engine, f"STREAM.PURGE.{engine.names.state}",
+                  [{"filter": engine.names.book(stream, place.sequence)} for place in placed])
+
+
 async def _take(engine: JetStreamEngine, stream: str, consumer: str, most: int) -> int:
     """What is ready now, up to `most`, acknowledged and confirmed."""
     inbox = engine.link.new_inbox()
@@ -100,4 +108,5 @@ async def _take(engine: JetStreamEngine, stream: str, consumer: str, most: int) 
             raise StoreConnectionError("the link broke")
         # what was sent before is through when this is answered
         await engine.link.ask(acks[-1], engine.settings.socket_timeout)
+        await _remove_books(engine, stream, got)
     return len(got)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...message import QueueSpec
 from .api import CONSUMER_EXISTS, ApiError
 from .names import untoken
+from .stored import run, subjects
 from .streams import NANO
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ class Queues:
         self.table = engine.table("queues")
         self._steps = engine.table("steps")
         self._learnt: dict[str, tuple[float, QueueSpec | None]] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._told: dict[tuple[str, int], float] = {}
         self._toggle = 0
+        self._seen: tuple[int, float] | None = None
 
     # Specs
 
@@ -142,7 +145,7 @@ class Queues:
         self.table.delete([queue])
         self._steps.delete([f"{step}:{queue}" for step in self._engine.steps if step])
         self._learnt.pop(queue, None)
-        self._told = {pair for pair in self._told if pair[0] != queue}
+        self._told = {pair: when for pair, when in self._told.items() if pair[0] != queue}
 
     def limit_of(self, queue: str) -> int:
         spec = self.known(queue)
@@ -153,15 +156,23 @@ class Queues:
 
     def tell_step(self, queue: str, step: int) -> None:
         """Before the first message of a step: consumers ask the server only for the steps that were ever used."""
-        if step and (queue, step) not in self._told:
+        if step and time.monotonic() - self._told.get((queue, step), float("-inf")) > FRESH:
+            # the table may be lost
             if self._steps.put(f"{step}:{queue}", ""):
                 self._engine.tell({"steps": queue})
-            self._told.add((queue, step))
+            self._told[queue, step] = time.monotonic()
 
     def steps(self, queue: str, max_age: float = 0.0) -> list[int]:
         """Steps that were ever used, the first one always."""
-        rows = self._steps.rows(max_age)
-        return [0, *(step for step in self._engine.steps if step and f"{step}:{queue}" in rows)]
+        rows, names = self._steps.rows(max_age), self._engine.names
+        stored = run(self._engine, partial(subjects, self._engine, names.stream(queue), names.ready(queue, "*")))
+        return [0, *(step for step in self._engine.steps
+                     if step and (f"{step}:{queue}" in rows or names.ready(queue, step) in stored))]
+
+    async def steps_changed(self) -> bool:
+        """Whether there are others than at the last time; in the link's thread."""
+        before, self._seen = self._seen, (await self._steps.look()).version
+        return self._seen != before
 
 
 def _dump(spec: QueueSpec) -> str:

@@ -17,6 +17,7 @@ from ...real import Wakeup
 from ...topics import matches
 from .envelope import Envelope, decode
 from .link import Frame, Listener, Reply
+from .outage import Outage
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -38,7 +39,7 @@ class JetStreamSubscription:
         self._listeners: dict[str, Listener] = {}
         self._inbox: deque[tuple[str, str, Message]] = deque()
         self._wakeup = Wakeup()
-        self._down_since: float | None = None
+        self._outage = Outage(engine.link, engine.settings)
         self._closed = False
 
     def add(self, topic: str, pattern: str = "") -> None:
@@ -78,7 +79,8 @@ class JetStreamSubscription:
         while True:
             self._check()
             self._wakeup.clear()
-            self._look_at_link()
+            if self._listeners:
+                self._outage.look()
             arrived: list[tuple[str, str, Message]] = []
             while self._inbox:
                 arrived.append(self._inbox.popleft())
@@ -90,18 +92,6 @@ class JetStreamSubscription:
                 selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
                 selector.select(left if due is None else min(left, due))
 
-    def _look_at_link(self) -> None:
-        if self._engine.link.connected or not self._listeners:
-            self._down_since = None
-            return
-        now = time.monotonic()
-        if self._down_since is None:
-            self._down_since = now
-        elif now - self._down_since >= self._engine.settings.reconnect_timeout:
-            self._down_since = None
-            error = self._engine.link.failure()
-            raise StoreConnectionError(f"the store cannot be reached: {error}") from error
-
     def wake(self) -> None:
         """From any thread: the link broke or is back."""
         self._wakeup.set()
@@ -110,9 +100,7 @@ class JetStreamSubscription:
         return [] if self._closed else [self._wakeup.fileno()]
 
     def due(self) -> float | None:
-        if self._down_since is None:
-            return None
-        return max(0.0, self._down_since + self._engine.settings.reconnect_timeout - time.monotonic())
+        return self._outage.due() if self._listeners else None
 
     def close(self) -> None:
         if self._closed:

@@ -45,6 +45,10 @@ class JetStreamTable:
             self._plain = view, plain
         return plain
 
+    async def look(self) -> View:
+        """The rows as they are now; in the link's thread."""
+        return await self._rows.look()
+
     def put(self, key: str, value: str, queue: str = "") -> bool:
         """See `SharedTable`. A row with a queue is written even when it is unchanged: its removal may be under way."""
         before = self._find(key)

@@ -14,7 +14,7 @@ from .frames import Frame, Reply
 from .link import Listener
 from .record import Record
 from .settles import BUSY
-from .succession import Succession
+from .succession import REFRESH, Succession
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -39,6 +39,7 @@ class Watch:
         self._looking = False
         self._renewing = False
         self._proving = False
+        self._steps_at = 0.0
 
     @property
     def lease(self) -> float:
@@ -77,6 +78,11 @@ class Watch:
             if not self._looking:
                 self._looking = True
                 self._engine.link.spawn(self._look())
+        if now >= self._steps_at and self._engine.consumption.consumers():
+            # who told of a new step may have died before, or we were not listening yet
+            self._steps_at = now + REFRESH
+            if await self._engine.queues.steps_changed():
+                self._engine.consumption.all_steps_changed()
         if self._engine.streams.clock_is_old:
             sent = time.monotonic()
             self._engine.streams.measure(
