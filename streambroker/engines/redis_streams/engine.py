@@ -7,7 +7,6 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 from ... import fork
@@ -23,6 +22,7 @@ from .consumer import RedisConsumer
 from .holder import Holder
 from .inspector import RedisInspector
 from .keys import GROUP, Keys
+from .letters import Letters
 from .link import Link
 from .maintenance import LEFT, Maintenance
 from .publisher import Publisher, encode
@@ -54,8 +54,7 @@ class RedisStreamsEngine:
         self.commands = self.make_commands(settings.publish_timeout)
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)
-        self._forwards: dict[str, Callable[[DeadLetter], bool]] = {}
-        self._tellers: dict[str, Callable[[DeadLetter], None]] = {}
+        self.letters = Letters(self)
         self._start()
         fork.register(self)
 
@@ -271,35 +270,14 @@ class RedisStreamsEngine:
         """The store has confirmed settlements."""
         self.holder.settled(settles)
         if isinstance(reply, list) and reply[1]:
-            self.buried(settles[0].queue)
+            self.letters.buried(settles[0].queue)
 
-    # ------------------------------------------------------------------ dead letters that go elsewhere
+    # ------------------------------------------------------------------ dead letters
     def forward_dead_letters(self, queue: str, forward: Callable[[DeadLetter], bool]) -> None:
-        self._forwards[queue] = forward
-        self.buried(queue)
-
-    def buried(self, queue: str) -> None:
-        """A message of `queue` became a dead letter; from any thread."""
-        if queue in self._forwards:
-            self.chores.add(partial(self._forward, queue))
-
-    def _forward(self, queue: str) -> None:
-        inspector = self.inspector()
-        for letter in inspector.dead(queue):
-            if self._forwards[queue](letter):
-                inspector.dead_remove(queue, [letter.id])
+        self.letters.forward(queue, forward)
 
     def watch_convictions(self, queue: str, tell: Callable[[DeadLetter], None]) -> None:
-        self._tellers[queue] = tell
-
-    def convicted(self, queue: str, ids: Sequence[bytes]) -> None:
-        """Those messages of `queue` became dead letters for what they did to their workers; from any thread."""
-        if queue in self._tellers:
-            self.chores.add(partial(self._tell, queue, ids))
-
-    def _tell(self, queue: str, ids: Sequence[bytes]) -> None:
-        for letter in self.inspector().dead_ones(queue, ids):
-            self._tellers[queue](letter)
+        self.letters.watch(queue, tell)
 
     # ------------------------------------------------------------------ the rest
     def table(self, name: str) -> RedisTable:

@@ -194,8 +194,7 @@ class Maintenance:
             if not left:
                 break
         if buried:
-            engine.buried(queue)
-            engine.convicted(queue, buried)
+            engine.letters.convicted(queue, buried)
         if moved:
             engine.chores.say(logging.WARNING, "worker %s is gone: %d messages of queue %s go to others%s", holder,
                        moved - len(buried), queue, f", {len(buried)} to the dead letters" if buried else "")
