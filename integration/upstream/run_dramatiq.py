@@ -10,12 +10,15 @@ broker under test. Exit status 1 when anything failed: there is no list of known
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import nats
 
 from integration.upstream.suite import ROOT
 from streambroker.embedded import free_port
@@ -33,9 +36,16 @@ def download(folder: Path) -> Path:
 
 def reset_nats(port: int) -> None:
     """Remove every stream; the harness calls it between tests."""
-    server = NatsServer("nats", port=port)
-    for stream in server.streams():
-        server.api(f"STREAM.DELETE.{stream['name']}")
+    async def reset() -> None:
+        connection = await nats.connect(f"nats://127.0.0.1:{port}")
+        try:
+            jetstream = connection.jetstream()
+            for stream in await jetstream.streams_info():
+                await jetstream.delete_stream(stream.config.name)
+        finally:
+            await connection.close()
+
+    asyncio.run(reset())
 
 
 def specs(server: RedisServer | NatsServer) -> dict[str, str]:
@@ -67,9 +77,10 @@ def main() -> int:
     parser.add_argument("--gevent", action="store_true", help="patch everything in every process")
     parser.add_argument("pytest", nargs="*", help="further arguments of pytest, after --")
     chosen = parser.parse_args()
-    nats = chosen.server.startswith("nats")
-    with (NatsServer(chosen.server, max_payload=8 << 20) if nats else RedisServer(chosen.server)) as server, \
-            TemporaryDirectory(prefix="upstream-") as place:
+    server: RedisServer | NatsServer = (
+        NatsServer(chosen.server, max_payload=8 << 20) if chosen.server.startswith("nats")
+        else RedisServer(chosen.server))
+    with server, TemporaryDirectory(prefix="upstream-") as place:
         options = [word for name, value in specs(server).items() for word in (f"--{name}", value)]
         command = [sys.executable, str(chosen.harness / "run.py"), "--tests", str(download(Path(place))),
                    "--classes", chosen.classes, *options, *(["--gevent"] if chosen.gevent else []), "--",
