@@ -36,6 +36,8 @@ EXPECTED: dict[str, str] = {
 WITH_RESULTS: dict[str, str] = {
     "test_task_redis_result_backend::test_asyncresult_forget_cancels_subscription": "looks at channels of Redis",
     "test_task_redis_result_backend::test_asyncresult_get_cancels_subscription": "looks at channels of Redis",
+    "test_redis_backend::test_failure_expires": "asks Redis through its client how long keys live",
+    "test_redis_backend::test_chord_expires": "asks Redis through its client how long keys live",
     "test_chord::test_chord_on_error": "looks for the parts of a chord in keys of Redis",
     "test_chord::test_error_propagates_from_chord": "an issue of Celery's (6437), marked so for results in Redis",
     "test_chain::test_chord_header_id_duplicated_on_rabbitmq_msg_duplication[redis-group-ids]":
