@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -386,27 +387,56 @@ def test_a_refused_login_is_told_at_once_to_all(open_store: Open) -> None:
             assert "wr0ng" not in str(caught.value)
 
 
-def test_a_user_that_may_not_write_is_told_so(open_store: Open, prefix: str) -> None:
-    rules = (f"authorization {{ users: [{{user: all, password: all}}, {{user: reader, password: r, permissions: {{ "
-             f'publish: ["$JS.API.INFO", "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.>"], '
-             f'subscribe: ["_INBOX.>", "{prefix}.a.>"] }}}}] }}')
-    with NatsServer(config=rules) as server:
-        deaf = open_store(server.url(user="reader", password="r"), prefix=f"{prefix}x")
-        open_store(server.url(user="all", password="all"), prefix=f"{prefix}x").put("a", b"1")
-        assert deaf.get("a")
-        with pytest.raises(StoreError, match=r"may not subscribe"):
-            deaf.wait("b", 20)
-        writer = open_store(server.url(user="all", password="all"))
-        reader = open_store(server.url(user="reader", password="r"))
-        writer.put("a", b"1")
-        assert reader.get("a")
-        with pytest.raises(StoreError, match=r"(?i)permission"):
-            reader.put("a", b"2")
-        got: list[object] = []
-        waiting = in_thread(lambda: got.append(reader.wait("b", 20)))
-        writer.put("b", b"2")
-        waiting.join(20)
-        assert [found.value for found in got] == [b"2"]
+@pytest.fixture
+def guarded(prefix: str) -> Iterator[NatsServer]:
+    """A server with the users of README: one that stores and waits, one that only waits, one that hears nothing."""
+    asks = [f"$JS.API.DIRECT.GET.{prefix}_results.>", "$JS.API.INFO",
+            *(f"$JS.API.STREAM.{verb}.{prefix}_results" for verb in ("INFO", "MSG.GET"))]
+    writes = [f"{prefix}.r.*", f"{prefix}.c.*.*",
+              *(f"$JS.API.STREAM.{verb}.{prefix}_results" for verb in ("CREATE", "UPDATE", "PURGE"))]
+
+    def user(name: str, publish: list[str], subscribe: list[str]) -> str:
+        return (f"{{user: {name}, password: p, permissions: {{publish: {json.dumps(publish)}, "
+                f"subscribe: {json.dumps(['_INBOX.>', *subscribe])}}}}}")
+
+    news = [f"{prefix}.a.*"]
+    users = ", ".join([user("writer", asks + writes, news), user("reader", asks, news), user("deaf", asks, [])])
+    with NatsServer(config=f"authorization {{ users: [{users}] }}") as server:
+        yield server
+
+
+def test_few_permissions_are_enough(guarded: NatsServer, open_store: Open) -> None:
+    store = open_store(guarded.url(user="writer", password="p"))
+    store.put("a", b"1")
+    assert store.update("a", lambda old: b"2")
+    gathering = Gathering(store, "g", 60)
+    gathering.begin(1)
+    turn = gathering.arrive("1", b"")
+    assert turn
+    assert gathering.values() == [b""]
+    gathering.finish(turn)
+    reader = open_store(guarded.url(user="reader", password="p"))
+    assert reader.get("a")
+    got: list[object] = []
+    waiting = in_thread(lambda: got.append(reader.wait("b", 20)))
+    store.put("b", b"2")
+    waiting.join(20)
+    assert [found.value for found in got] == [b"2"]
+    store.delete(["a"])
+    assert reader.get("a") is None
+    longer = open_store(guarded.url(user="writer", password="p"), expires=600.0)
+    longer.put("a", b"1")
+
+
+def test_a_missing_permission_is_told(guarded: NatsServer, open_store: Open) -> None:
+    open_store(guarded.url(user="writer", password="p")).put("a", b"1")
+    reader = open_store(guarded.url(user="reader", password="p"))
+    with pytest.raises(StoreError, match=r"(?i)permission"):
+        reader.put("a", b"2")
+    deaf = open_store(guarded.url(user="deaf", password="p"))
+    assert deaf.get("a")
+    with pytest.raises(StoreError, match=r"may not subscribe"):
+        deaf.wait("b", 20)
 
 
 def test_an_election_loses_nothing(open_store: Open) -> None:
