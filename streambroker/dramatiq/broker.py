@@ -6,18 +6,18 @@ import time
 from typing import Any, ClassVar
 
 import dramatiq
-from dramatiq.errors import DecodeError, QueueJoinTimeout
+from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout
 from dramatiq.middleware import Middleware
 
 from .. import fork
 from ..connection import JETSTREAM_SCHEMES, REDIS_SCHEMES, connect
 from ..engine import Engine
-from ..errors import ConfigurationError
+from ..errors import Closed, ConfigurationError, StoreConnectionError
 from ..message import DeadLetter, Message
 from ..settings import JetStreamSettings, Settings
 from . import bodies
 from .consumer import StreamConsumer
-from .failures import DeliveryLimitExceeded, unavailable, unreachable
+from .failures import DeliveryLimitExceeded, unavailable
 from .options import engine_options
 from .unsettled import Unsettled
 
@@ -72,12 +72,14 @@ class StreamBroker(dramatiq.Broker):
         self.emit_before("enqueue", message, delay)
         seconds = bodies.checked_delay(bodies.take_eta(message)[1] if delay is None else delay)
         try:
-            with unreachable():
-                self.engine.publish(message.queue_name, [Message(
-                    message.encode(), bodies.head_of(message.actor_name), message.message_id, self._step(message),
-                    seconds)])
-        except BaseException:
+            self.engine.publish(message.queue_name, [Message(
+                message.encode(), bodies.head_of(message.actor_name), message.message_id, self._step(message),
+                seconds)])
+        except BaseException as error:
             self._keep(message)
+            if isinstance(error, (StoreConnectionError, Closed)):
+                # what concerns the message alone (size, permission) stays what it is
+                raise ConnectionClosed(str(error)) from error
             raise
         self.emit_after("enqueue", message, delay)
         return message

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from dramatiq.errors import BrokerError, ConnectionClosed
 
-from ..errors import Closed, StoreConnectionError, StreambrokerError
+from ..errors import StreambrokerError
 
 
 class DeliveryLimitExceeded(BrokerError):
@@ -15,15 +15,6 @@ class DeliveryLimitExceeded(BrokerError):
 
     def __init__(self, message: str) -> None:
         self.message = message
-
-
-@contextmanager
-def unreachable() -> Iterator[None]:
-    """An error of link or server is ConnectionClosed; what concerns the message alone (size, permission) stays."""
-    try:
-        yield
-    except (StoreConnectionError, Closed) as error:
-        raise ConnectionClosed(str(error)) from error
 
 
 @contextmanager
