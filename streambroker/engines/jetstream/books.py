@@ -11,6 +11,8 @@ import asyncio
 import base64
 import json
 import logging
+import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from .api import ApiError
 from .frames import Frame
+from .stored import get, subjects
 from .streams import MESSAGE_TTL
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 #: seconds after which a server that can drops a book by itself
 KEEP = 30 * 86400
-#: look-ups under way at once
+#: look-ups under way at once, and how many books one sweep looks at
 WINDOW = 200
 
 
@@ -49,10 +52,17 @@ class Book:
 
 
 class Books:
-    """In the link's thread."""
+    """In the link's thread, but for `close`."""
 
     def __init__(self, engine: JetStreamEngine) -> None:
         self._engine = engine
+        self.start()
+
+    def start(self) -> None:
+        self._closing: deque[str] = deque()
+        self._called = False
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     async def read(self, places: Sequence[Place]) -> None:
         """Set `place.book` of each."""
@@ -99,10 +109,43 @@ class Books:
             await asyncio.gather(*(self._engine.streams.store(frame, self._engine.names.state)
                                    for frame in frames[start:start + WINDOW]))
 
+    # ------------------------------------------------------------------ the end of a book
     def close(self, place: Place) -> None:
-        """The message is gone."""
+        """The message is gone. From any thread."""
         if place.book is not None and place.book != Book():
-            self._engine.link.spawn(self._purge(self._engine.names.book(place.stream, place.sequence)))
+            self._closing.append(self._engine.names.book(place.stream, place.sequence))
+            if not self._called:
+                self._called = True
+                self._engine.link.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._called = False
+        if self._idle.is_set():
+            self._idle.clear()
+            self._engine.link.spawn(self._purge_all())
+
+    async def finish(self) -> None:
+        """Return when all books are closed that were to be."""
+        await self._idle.wait()
+
+    async def sweep(self) -> None:
+        """Close those of messages whose holder ended between his acknowledgement and that, some at a time."""
+        names = self._engine.names
+        there = sorted(await subjects(self._engine, names.state, names.books()))
+        await asyncio.gather(*(self._look_at(subject) for subject in random.sample(there, min(WINDOW, len(there)))))
+
+    async def _look_at(self, subject: str) -> None:
+        stream, sequence = self._engine.names.of_book(subject)
+        if await get(self._engine, stream, {"seq": sequence}) is None:
+            await self._purge(subject)
+
+    async def _purge_all(self) -> None:
+        try:
+            while self._closing:
+                part = [self._closing.popleft() for _ in range(min(WINDOW, len(self._closing)))]
+                await asyncio.gather(*map(self._purge, part))
+        finally:
+            self._idle.set()
 
     async def _purge(self, subject: str) -> None:
         try:

@@ -334,6 +334,7 @@ class JetStreamEngine:
     async def _leave(self) -> None:
         self.relay.stop()
         self.janitor.stop()
+        await self.books.finish()
         await self.watch.stop()
 
     def after_fork(self) -> None:
@@ -341,6 +342,7 @@ class JetStreamEngine:
         self.link.after_fork()
         self.plain.after_fork()
         self.settles.start()
+        self.books.start()
         self._publisher.start()
         for consumer in consumers:
             consumer.after_fork()

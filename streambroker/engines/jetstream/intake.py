@@ -114,7 +114,7 @@ class Intake:
         try:
             envelope = decode(place.data)
         except ValueError as error:
-            self._refuse(delivery, f"it cannot be read: {error}")
+            self._refuse(delivery, f"not a message: {error}")
             return
         place.data = b""
         message = envelope.message

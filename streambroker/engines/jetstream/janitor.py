@@ -1,4 +1,5 @@
-"""Rows of shared tables that belong to a transient queue go when it goes; traces of removed rows go after a while."""
+"""Rows of shared tables that belong to a transient queue go when it goes; traces of removed rows go after a while, and
+books whose message is gone."""
 
 from __future__ import annotations
 
@@ -51,9 +52,14 @@ class RowJanitor:
             self._listener.close()
         self._wake.set()
 
+    def soon(self) -> None:
+        """Somebody ended who may have left something."""
+        self._wake.set()
+
     async def _run(self) -> None:
         pause = FIRST
         while self._running:
+            self._wake.clear()
             try:
                 await self._listen()
                 if self._told:
@@ -63,7 +69,6 @@ class RowJanitor:
                     await self._sweep()
             except (StoreConnectionError, StoreError) as error:
                 self._engine.chores.report(f"rows of transient queues are looked at later: {error}", calm=True)
-            self._wake.clear()
             if not self._told:
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -101,6 +106,7 @@ class RowJanitor:
         await self._remove(view, missing & self._missing)
         self._missing = missing
         await self._bury(view)
+        await self._engine.books.sweep()
 
     async def _bury(self, view: View) -> None:
         """Remove what is left of rows that were removed long ago, unless another process has."""

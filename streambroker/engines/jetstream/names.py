@@ -105,6 +105,16 @@ class Names:
     def book(self, stream: str, sequence: int) -> str:
         return f"{self.root}.b.{stream}.{sequence}"
 
+    def books(self) -> str:
+        """Covers all of them."""
+        return f"{self.root}.b.*.*"
+
+    @staticmethod
+    def of_book(subject: str) -> tuple[str, int]:
+        """Stream and sequence of the message."""
+        stream, sequence = subject.split(".")[-2:]
+        return stream, int(sequence)
+
     def record(self, holder: str) -> str:
         return f"{self.root}.w.{token(holder)}"
 

@@ -144,6 +144,7 @@ class Succession:
                 return
             raise
         count = await self._hand_back(census) if census is not None else 0
+        engine.janitor.soon()
         engine.chores.report(f"worker {name} is gone, {count} of its messages go to others", calm=True)
 
     def _is_old(self, name: str, old: bool) -> bool:
