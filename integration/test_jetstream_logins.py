@@ -47,7 +47,8 @@ def round_trip(url: str, **options: Any) -> str:
         assert again.payload == {"number": 2}
         again.ack()
         queue.close()
-        told = {name: value for name, value in connection.info().items() if name not in ("password", "transport_options")}
+        told = {name: value for name, value in connection.info().items()
+                if name not in ("password", "transport_options")}
         return f"{connection!r} {connection.as_uri()} {connection.transport!r} {told}"
 
 
