@@ -224,10 +224,11 @@ def test_a_restart_of_the_worker_keeps_delays_exact(start: Start) -> None:
     rig = start()
     sent = time.time()
     command = rig.command()
-    rig.send("work", "later", delay=4000)
+    rig.send("work", "later", delay=10_000)
+    due = time.time() + 10
     command.kill()
     rig.command()
-    ready = time.time()
-    rig.wait("end", "later")
-    began = rig.ledger.lines("start")[0].at
-    assert sent + 3.9 < began < max(sent + 4, ready) + 1.5
+    rig.send("work", "ready")
+    rig.wait("end", "ready", "later")
+    ready, later = (rig.ledger.starts(job)[0].at for job in ("ready", "later"))
+    assert sent + 9.95 < later < max(due, ready) + 0.5
