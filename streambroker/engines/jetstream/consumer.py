@@ -40,7 +40,7 @@ class JetStreamConsumer:
         self.no_ack = no_ack
         self.closed = False
         self.lanes: list[Lane] = []
-        self._queues: list[str] = []
+        self.queues: list[str] = []
         self._turn = 0
         self._refunds = 0
         #: messages that came and wait in no lane yet
@@ -60,16 +60,12 @@ class JetStreamConsumer:
             self.close()
             raise
 
-    @property
-    def queues(self) -> list[str]:
-        return self._queues
-
     # ------------------------------------------------------------------ lanes
     def add(self, queue: str) -> None:
         self._check()
-        if queue in self._queues:
+        if queue in self.queues:
             return
-        self._queues.append(queue)
+        self.queues.append(queue)
         try:
             self._engine.consumption.start(queue, self)
             self.add_lanes(queue)
@@ -93,9 +89,9 @@ class JetStreamConsumer:
                     self._pull.ask()
 
     def discard(self, queue: str) -> None:
-        if queue not in self._queues:
+        if queue not in self.queues:
             return
-        self._queues.remove(queue)
+        self.queues.remove(queue)
         self._close_lanes([lane for lane in self.lanes if lane.queue == queue])
         self._engine.consumption.stop([queue], self)
 
@@ -113,7 +109,7 @@ class JetStreamConsumer:
     def order(self) -> list[Lane]:
         """Lanes in the order in which they are asked and served: by queue, steps of a queue together."""
         strategy = self._engine.settings.queue_order_strategy
-        names = sorted(self._queues) if strategy == "sorted" else list(self._queues)
+        names = sorted(self.queues) if strategy == "sorted" else list(self.queues)
         if strategy == "round_robin" and names:
             turn = self._turn % len(names)
             names = names[turn:] + names[:turn]
@@ -237,7 +233,7 @@ class JetStreamConsumer:
             if limit > 0:
                 got = self._choice.pick(limit)
             if got:
-                self._turn = self._queues.index(got[-1].queue) + 1 if got[-1].queue in self._queues else 0
+                self._turn = self.queues.index(got[-1].queue) + 1 if got[-1].queue in self.queues else 0
             waiting = sum(len(lane.pool) for lane in self.lanes) + self._coming
             if not got and any(lane.pool for lane in self.lanes):
                 # one that may not be handed out yet leaves its room to others
@@ -295,9 +291,9 @@ class JetStreamConsumer:
         self._settle(delivery, "pass", delay=delay)
 
     def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
-        if message is not None and not delivery.settled:
-            if len(message.head) + len(message.body) + GRAVE_HEADERS <= self._engine.link.max_payload:
-                delivery.message = message
+        room = self._engine.link.max_payload - GRAVE_HEADERS
+        if message is not None and not delivery.settled and len(message.head) + len(message.body) <= room:
+            delivery.message = message
         self._settle(delivery, "dead", reason=reason)
 
     def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
@@ -339,7 +335,7 @@ class JetStreamConsumer:
                 self._settle(delivery, "back")
         self._engine.settles.send_acks()
         self._engine.settles.wait(FAREWELL)
-        self._engine.consumption.stop(self._queues, self)
+        self._engine.consumption.stop(self.queues, self)
         self._engine.consumption.closed(self)
         self._wakeup.close()
 

@@ -52,7 +52,7 @@ class Consumption:
         if start:
             self._engine.link.call_soon(self._start_watch)
         if not consumer.no_ack:
-            self._engine.link.run(self._engine.watch.record.write, self._engine.settings.socket_timeout)
+            self._engine.link.run(self._engine.watch.join, self._engine.settings.socket_timeout)
 
     def _start_watch(self) -> None:
         self._engine.watch.start()

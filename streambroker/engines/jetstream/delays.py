@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -50,6 +51,8 @@ LOOK = 10.0
 AGAIN = 0.5
 #: publishes under way at once
 WINDOW = 100
+#: below the prefix: what may be named as a target
+_TARGET = re.compile(r"\.[qt]\.[A-Za-z0-9_=-]+\.\d{1,3}")
 #: the last moment that a schedule can name, in POSIX ms
 _END_OF_TIME = 253_402_300_799_000
 
@@ -306,7 +309,10 @@ class LateRelay:
         engine, names = self._engine, self._engine.names
         headers = reply.headers or {}
         queue = _queue_in(headers) or names.queue_of(reply.subject) or ""
-        target = headers.get(TARGET) or names.ready(queue, names.step_of(reply.subject))
+        target = headers.get(TARGET, "")
+        if not target.startswith(names.root) or not _TARGET.fullmatch(target, len(names.root)):
+            # others can write there too
+            target = names.ready(queue, 0)
         stream = names.transient if target.startswith(f"{names.root}.t.") else names.stream(queue)
         unique = headers.get(MESSAGE_ID) or reply.reply
         try:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery
@@ -36,10 +37,10 @@ class Watch:
         self._listeners: list[Listener] = []
         self.record = Record(engine, self._rename)
         self.succession = Succession(engine, self.record)
-        self._looking = False
-        self._renewing = False
-        self._proving = False
-        self._steps_at = 0.0
+        #: names of what is under way
+        self._busy: set[str] = set()
+        self._listening = asyncio.Lock()
+        self._steps_at = self._listen_at = 0.0
 
     @property
     def lease(self) -> float:
@@ -53,46 +54,77 @@ class Watch:
 
     async def _run(self) -> None:
         while self._running and not self._engine.closed:
-            try:
-                if self._engine.link.connected:
-                    await self._turn()
-            except (StoreConnectionError, StoreError) as error:
-                logger.debug("the watch waits: %s", error)
+            if self._engine.link.connected:
+                self._turn()
             await asyncio.sleep(min(0.5, self.lease / 5))
 
-    async def _turn(self) -> None:
-        now = time.monotonic()
-        if not self._listeners:
-            await self._listen()
-        for consumer in self._engine.consumption.consumers():
+    def _turn(self) -> None:
+        """Nothing waits for another: what is not answered must not keep leases from being renewed."""
+        now, engine = time.monotonic(), self._engine
+        for consumer in engine.consumption.consumers():
             consumer.look(now)
-        if now - self._engine.link.proved > self.lease / PROVE and not self._proving:
-            self._proving = True
-            self._engine.link.spawn(self._prove())
-        if not self._renewing:
-            self._renewing = True
-            self._engine.link.spawn(self._renew())
-        if self._engine.consumption.queues() or self._engine.holder.held:
+        if now - engine.link.proved > self.lease / PROVE:
+            self._begin("prove", self._prove)
+        self._begin("renew", self._renew)
+        if not self._listeners and now >= self._listen_at:
+            self._begin("listen", self._listen)
+        if engine.consumption.queues() or engine.holder.held:
             if now - self.record.written > self.lease / 3:
-                await self.record.write()
-            if not self._looking:
-                self._looking = True
-                self._engine.link.spawn(self._look())
-        if now >= self._steps_at and self._engine.consumption.consumers():
-            # who told of a new step may have died before, or we were not listening yet
-            self._steps_at = now + REFRESH
-            if await self._engine.queues.steps_changed():
-                self._engine.consumption.all_steps_changed()
-        if self._engine.streams.clock_is_old:
-            sent = time.monotonic()
-            self._engine.streams.measure(
-                await self._engine.api.acall(f"STREAM.INFO.{self._engine.names.held}"), sent)
+                self._begin("write", self.record.write)
+            self._begin("look", self.succession.look)
+        if now >= self._steps_at and engine.consumption.consumers():
+            self._begin("steps", self._look_at_steps)
+        if engine.streams.clock_is_old:
+            self._begin("clock", self._look_at_clock)
+
+    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._busy:
+            self._busy.add(name)
+            self._engine.link.spawn(self._do(name, work))
+
+    async def _do(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except StoreConnectionError as error:
+            logger.debug("the watch waits (%s): %s", name, error)
+        except StoreError as error:
+            self._engine.chores.report(f"the store refuses what a worker needs ({name}): {error}")
+        finally:
+            self._busy.discard(name)
 
     async def _listen(self) -> None:
-        names, link = self._engine.names, self._engine.link
-        self._listeners = [
-            await link.alisten(names.presence(self._engine.holder.name), self._asked),
-            await link.alisten(names.news, self._news)]
+        async with self._listening:
+            if self._listeners:
+                return
+            names, link = self._engine.names, self._engine.link
+            # one that is refused is not asked for again at once
+            self._listen_at = time.monotonic() + REFRESH
+            listeners: list[Listener] = []
+            try:
+                listeners.append(await link.alisten(names.presence(self._engine.holder.name), self._asked))
+                listeners.append(await link.alisten(names.news, self._news))
+            except BaseException:
+                for listener in listeners:
+                    listener.close()
+                raise
+            self._listeners = listeners
+
+    async def _look_at_steps(self) -> None:
+        """Who told of a new step may have died before, or we were not listening yet."""
+        self._steps_at = time.monotonic() + REFRESH
+        if await self._engine.queues.steps_changed():
+            self._engine.consumption.all_steps_changed()
+
+    async def _look_at_clock(self) -> None:
+        sent = time.monotonic()
+        self._engine.streams.measure(
+            await self._engine.api.acall(f"STREAM.INFO.{self._engine.names.held}"), sent)
+
+    async def join(self) -> None:
+        """Be seen by others, and by those who ask whether this process lives first. Raises StoreError,
+        StoreConnectionError."""
+        await self._listen()
+        await self.record.write()
 
     async def stop(self) -> None:
         """Forget the record; others need not look at it."""
@@ -119,12 +151,7 @@ class Watch:
         for listener in self._listeners:
             listener.close()
         self._listeners = []
-
-    async def _look(self) -> None:
-        try:
-            await self.succession.look()
-        finally:
-            self._looking = False
+        self._listen_at = 0.0
 
     # ------------------------------------------------------------------ answering
     def _asked(self, reply: Reply) -> None:
@@ -145,29 +172,19 @@ class Watch:
     # ------------------------------------------------------------------ renewing
     async def _prove(self) -> None:
         """A link that died unseen costs leases."""
-        try:
-            await self._engine.link.aprove(max(SHORTEST, min(LONGEST, self.lease / PROVE)))
-        except StoreConnectionError as error:
-            logger.debug("the link does not answer: %s", error)
-        finally:
-            self._proving = False
+        await self._engine.link.aprove(max(SHORTEST, min(LONGEST, self.lease / PROVE)))
 
     async def _renew(self) -> None:
-        try:
-            now = time.monotonic()
-            due: list[Delivery] = []
-            for delivery in list(self._engine.holder.held.values()):
-                if self._engine.is_lost(delivery):
-                    delivery.lost = True
-                    self._engine.let_go(delivery)
-                elif not delivery.settled and now - delivery.place.renewed > delivery.place.lease / 3:
-                    due.append(delivery)
-            lanes: dict[tuple[str, str], list[Delivery]] = {}
-            for delivery in due:
-                lanes.setdefault((delivery.place.stream, delivery.place.durable), []).append(delivery)
-            await asyncio.gather(*(self._renew_lane(found) for found in lanes.values()))
-        finally:
-            self._renewing = False
+        now = time.monotonic()
+        lanes: dict[tuple[str, str], list[Delivery]] = {}
+        for delivery in list(self._engine.holder.held.values()):
+            place = delivery.place
+            if self._engine.is_lost(delivery):
+                delivery.lost = True
+                self._engine.let_go(delivery)
+            elif not delivery.settled and now - place.renewed > place.lease / 3:
+                lanes.setdefault((place.stream, place.durable), []).append(delivery)
+        await asyncio.gather(*(self._renew_lane(found) for found in lanes.values()))
 
     async def _renew_lane(self, due: list[Delivery]) -> None:
         """Of one consumer of the server: each may be led by another node."""
