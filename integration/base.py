@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from fnmatch import fnmatchcase
 
@@ -15,6 +16,7 @@ _BOOKKEEPING = (
     ("*:{@}:[tv]:*", "*"),  # declared queues, exchanges, bindings, and their versions
     ("*:s:*", "stream of 0*"),
     ("*:bell", "list of 1"),
+    ("*:gone:*", "string*"),  # a holder that was declared dead, for some minutes
     ("*:back", "string of 1"),  # until a take finds nothing
     ("*:p:*", "string*"),  # last sequence of a producer, gone after some minutes
 )
@@ -29,7 +31,8 @@ def leftovers(server: RedisServer | NatsServer, prefix: str) -> list[str]:
 
 
 def _nats_leftovers(server: NatsServer, prefix: str) -> list[str]:
-    """Rows of tables and the consumers of durable queues stay, messages and consumers of transient queues do not."""
+    """Rows of tables and the consumers of durable queues stay, and for a lease the notes that workers are dead;
+    messages and consumers of transient queues do not."""
     root, lines = token(prefix), []
     for stream in server.streams():
         name = stream["name"]
@@ -38,11 +41,18 @@ def _nats_leftovers(server: NatsServer, prefix: str) -> list[str]:
         info = server.api(f"STREAM.INFO.{name}", {"subjects_filter": ">"})
         subjects = info.get("state", {}).get("subjects") or {}
         lines += [f"{name} {subject}: {count}" for subject, count in sorted(subjects.items())
-                  if not subject.startswith(f"{root}.s.")]
+                  if not subject.startswith(f"{root}.s.") and not _is_note_of_death(server, name, subject)]
         lines += [f"{name}/{consumer['name']}: {consumer['num_ack_pending']} unsettled"
                   for consumer in stream.get("consumer_detail") or ()
                   if name == f"{root}_tmp" or consumer["num_ack_pending"]]
     return lines
+
+
+def _is_note_of_death(server: NatsServer, stream: str, subject: str) -> bool:
+    if not stream.endswith("_held"):
+        return False
+    found = server.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+    return b'"gone"' in base64.b64decode(found.get("message", {}).get("data", ""))
 
 
 def wait_at_base(server: RedisServer | NatsServer, prefix: str, timeout: float = 10.0) -> None:

@@ -23,7 +23,7 @@ from .frames import Frame
 from .names import untoken
 from .record import EXPECTED, Record
 from .settles import NAK
-from .streams import NANO
+from .streams import MESSAGE_TTL, NANO
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -135,8 +135,11 @@ class Succession:
             return
         if not proof and not self._is_old(name, age > lease + LOOK):
             return
-        frame = Frame(engine.names.record(name), json.dumps({"gone": True, "lease": lease}).encode(), "",
-                      {EXPECTED: str(sequence)})
+        headers = {EXPECTED: str(sequence)}
+        if engine.streams.known_level >= MESSAGE_TTL:
+            # nobody may be left to forget it
+            headers["Nats-TTL"] = f"{math.ceil(lease + 2 * LOOK)}s"
+        frame = Frame(engine.names.record(name), json.dumps({"gone": True, "lease": lease}).encode(), "", headers)
         try:
             await engine.streams.store(frame, engine.names.held)
         except ApiError as error:
@@ -145,7 +148,7 @@ class Succession:
             raise
         count = await self._hand_back(census) if census is not None else 0
         engine.janitor.soon()
-        engine.chores.report(f"worker {name} is gone, {count} of its messages go to others", calm=True)
+        engine.chores.report(f"worker {name} is gone: {count} messages go to others", calm=True)
 
     def _is_old(self, name: str, old: bool) -> bool:
         """Whether it was too old at the look before, too."""
