@@ -6,6 +6,7 @@
 | `<p>:{<queue>}:bell` | list | wakes one idle consumer |
 | `<p>:{<queue>}:delay` | zset | messages that wait for their time, by due time in ms |
 | `<p>:{<queue>}:back` | string | there while something handed back waits |
+| `<p>:{<queue>}:gone:<holder>` | string | a holder that was declared dead and takes nothing under this name |
 | `<p>:{<queue>}:trial` | hash | holder -> the last-chance message that it has |
 | `<p>:{<queue>}:dead` | stream | dead letters |
 | `<p>:{<queue>}:p:<producer>` | string | last sequence of a producer, for repeated publishes |

@@ -130,6 +130,15 @@ class TestLostLease:
         assert (stats.ready, stats.in_flight, stats.dead) == (0, 3, 0)
         assert {row.count for row in other.inspector().in_flight(queue)} == {2}
 
+    def test_a_frozen_holder_with_room_left_gets_nothing_again(self, engines: Engines) -> None:
+        """Its request may still wait in the store."""
+        queue, mortal, other = name(), engines.mortal(), engines()
+        other.publish(queue, messages("a"))
+        assert len(mortal.take(queue, 5)) == 1
+        mortal.stop()
+        consumer = other.consume([queue])
+        assert [(each.message.body, each.count) for each in engines.recovered(consumer, 1)] == [(b"a", 2)]
+
     def test_a_late_ack_does_no_harm(self, engines: Engines) -> None:
         queue, mortal, other = name(), engines.mortal(), engines()
         other.publish(queue, messages("a"))

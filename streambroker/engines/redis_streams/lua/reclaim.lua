@@ -20,6 +20,9 @@ local function pending(stream, count)
   return p.err and {} or p
 end
 
+-- its waits may still be here, and would take again what is given back now
+if counted then redis.call('SET', root .. ':gone:' .. gone, '1', 'EX', 600) end
+
 local trial, trial_step, trial_id = redis.call('HGET', root .. ':trial', gone), nil, nil
 if trial then trial_step, trial_id = string.match(trial, '^(%d+)|([^|]+)|') end
 local company = 0

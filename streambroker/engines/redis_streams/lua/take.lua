@@ -43,6 +43,7 @@ local function serve(q)
   local root = KEYS[q]
   local limit, ttl = tonumber(ARGV[5 + steps + 2 * q]), tonumber(ARGV[6 + steps + 2 * q])
   local bell, back, trials = root .. ':bell', root .. ':back', root .. ':trial'
+  local gone = root .. ':gone:' .. me
   local wait = next_due(root, now)
   if wait == 0 then
     promote_page(root, now, 100)
@@ -53,7 +54,13 @@ local function serve(q)
   -- trial: this holder has a last-chance message; strict: it gets nothing else of the queue meanwhile; waiting: it gets
   -- nothing until it is empty, to have one alone; lapsed: it waited in vain, so the message comes with company
   local slow, trial, strict, lapsed, given, suspects = false, false, false, false, 0, false
-  if ARGV[4] == '1' or redis.call('EXISTS', back, trials) > 0 then
+  local marks = redis.call('EXISTS', back, trials, gone)
+  if marks > 0 and redis.call('EXISTS', gone) == 1 then
+    -- a frozen process that was declared dead while its wait was still here: whoever waits next is woken in its place
+    if redis.call('LLEN', bell) < 1 then redis.pcall('RPUSH', bell, '1') end
+    return
+  end
+  if ARGV[4] == '1' or marks > 0 then
     slow = true
     trial = redis.call('HGET', trials, me)
     local waits = trial and string.match(trial, '^wait|(%d+)$')
