@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: an idle pull request lives so long, and the server shows that it has it this often (seconds)
-EXPIRES, HEARTBEAT = 30, 2
+#: an idle pull request lives so long at most, and a part of the lease: that of a process which is stopped must be over
+#: when its messages come back, or it would get them again; the server shows that it has it this often (seconds)
+EXPIRES, OF_LEASE, HEARTBEAT = 30.0, 0.6, 2.0
 #: how long it may be silent before it counts as forgotten
 SILENCE = 2 * HEARTBEAT + 1
 #: how long closing waits for each answer (seconds)
@@ -47,6 +48,8 @@ class Lane:
         self._request = f"{engine.api.prefix}.CONSUMER.MSG.NEXT.{self.stream}.{self.durable}"
         self.asked = self.came = 0
         self.heard = 0.0
+        #: sequence and time of the newest message that came
+        self.newest = (0, 0.0)
         self.listener: Listener | None = None
         self.repairing = False
         #: what arrived and was not handed out, by place
@@ -110,7 +113,9 @@ class Lane:
         """A standing request for `count` messages."""
         if self.outstanding <= 0:
             self.heard = time.monotonic()
-        body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (count, EXPIRES * NANO, HEARTBEAT * NANO)
+        expires = min(EXPIRES, self.lease * OF_LEASE)
+        body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (
+            count, int(expires * NANO), int(min(HEARTBEAT, expires / 3) * NANO))
         if not self._engine.link.post([Frame(self._request, body, f"{self.inbox}.s")]):
             return False
         self.asked += count
