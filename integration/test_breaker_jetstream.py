@@ -296,3 +296,54 @@ def test_who_may_not_show_that_it_lives_does_not_begin(prefix: str) -> None:
         with pytest.raises(Exception, match="may not subscribe"):
             engine.consume(["q"])
         engine.close()
+
+
+def test_acknowledgements_of_a_deleted_stream_do_not_hit_the_next_one(own: NatsServer) -> None:
+    first, second = connect(own.url()), connect(own.url())
+    first.publish("q", messages("a", "b"))
+    consumer = first.consume(["q"])
+    old = drain(consumer, 2)
+    own.api("STREAM.DELETE.sb")
+    second.publish("q", messages("c", "d"))
+    new = drain(second.consume(["q"]), 1) + drain(consumer, 1)
+    assert sorted(bodies(new)) == ["c", "d"]
+    for delivery in old:
+        consumer.ack(delivery)
+    consumer.receive(0.2, 0)
+    assert own.api("STREAM.INFO.sb")["state"]["messages"] == 2
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_restart_takes_nothing_from_who_works_on_it(own: NatsServer, hard: bool) -> None:
+    """A server that is killed forgets whom it gave what a moment ago."""
+    engine = connect(own.url(), visibility_timeout=5)
+    engine.publish("q", messages(*"abcdefgh"))
+    consumer = engine.consume(["q"])
+    held = drain(consumer, 8)
+    own.restart(hard=hard)
+    assert consumer.receive(7, 8) == []
+    for delivery in held:
+        consumer.ack(delivery)
+    until(lambda: own.api("STREAM.INFO.sb")["state"]["messages"] == 0)
+    engine.close()
+
+
+def test_a_full_server_is_emptied_by_new_workers() -> None:
+    server = NatsServer()
+    server._lines = [line.replace("sync_interval", "max_file: 20MB, sync_interval") for line in server._lines]
+    server.configure("")
+    with server:
+        producer = connect(server.url(), publish_timeout=0.5)
+        with pytest.raises(StoreConnectionError):
+            for _ in range(40):
+                producer.publish("q", [Message(b"x" * 700_000)])
+        worker = connect(server.url())
+        consumer = worker.consume(["q"])
+        for delivery in drain(consumer, 10):
+            consumer.ack(delivery)
+        consumer.receive(0, 0)
+        until(lambda: producer.publish("q", messages("a")) != [])
+        worker.close()
+        producer.close()

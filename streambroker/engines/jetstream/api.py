@@ -20,7 +20,7 @@ STREAM_NOT_FOUND, CONSUMER_NOT_FOUND, MESSAGE_NOT_FOUND = 10059, 10014, 10037
 STREAM_EXISTS, WRONG_SEQUENCE, NO_MESSAGE = 10058, 10071, 10057
 CONSUMER_EXISTS, CONSUMER_MOVED = 10148, 10012
 #: codes that mean "not now": no leader, no quorum, no room
-_NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
+NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
 #: how long one request waits for its answer: a leader that died does not answer (seconds)
 PATIENCE = 3.0
 #: pauses between tries while nobody answers
@@ -100,7 +100,7 @@ class Api:
         error = answer.get("error")
         if error:
             code, text = int(error.get("err_code", error.get("code", 0))), str(error.get("description", ""))
-            if code in _NOT_NOW:
+            if code in NOT_NOW:
                 raise StoreUnavailable(f"{request}: {text} (error {code})")
             raise ApiError(request, code, text)
         return answer

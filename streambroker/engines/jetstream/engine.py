@@ -97,7 +97,6 @@ class JetStreamEngine:
         self.link.on_connect.append(self._connected)
         self.link.on_disconnect.append(self._disconnected)
 
-    # ------------------------------------------------------------------ the link
     def _connected(self) -> None:
         if self.link.epoch > 1:
             self.streams.forget_all()
@@ -134,7 +133,6 @@ class JetStreamEngine:
     def tell(self, news: dict[str, str]) -> None:
         self.link.post([Frame(self.names.news, json.dumps(news).encode())])
 
-    # ------------------------------------------------------------------ queues
     def declare(self, queue: QueueSpec) -> None:
         self._check()
         self.queues.declare(queue)

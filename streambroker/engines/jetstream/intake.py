@@ -47,6 +47,11 @@ class Intake:
             logger.warning("a message without an acknowledgement subject came for %r, it is ignored", lane.queue)
             self._consumer.refund()
             return
+        if place.sequence > lane.newest[0]:
+            lane.newest = place.sequence, place.entered
+        elif place.raw == 1 and place.entered > lane.newest[1]:
+            lane.newest = place.sequence, place.entered
+            self._engine.watch.made_anew(lane.stream)
         delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
         if self._engine.is_lost(delivery):
             logger.debug("%s in %s comes too late, its lease is over", delivery.id, delivery.queue)
@@ -54,6 +59,9 @@ class Intake:
             return
         if not self._consumer.no_ack:
             known = self._engine.holder.held.get(place.key)
+            if known is not None and self._goes_on(known, place):
+                self._consumer.refund()
+                return
             if known is not None:
                 # the server took it from us and gave it back: whoever works on the first copy has lost it
                 known.lost = not known.settled
@@ -67,6 +75,17 @@ class Intake:
         if self._idle.is_set():
             self._idle.clear()
             self._engine.link.spawn(self._work())
+
+    def _goes_on(self, known: Delivery, place: Place) -> bool:
+        """Nobody had it meanwhile: a server that was killed forgets deliveries of its last moment. What runs here keeps
+        the message, and settles the new delivery."""
+        old = known.place
+        if (known.settled or known.lost or self._engine.is_lost(known) or place.entered != old.entered
+                or place.raw > old.raw + 1):
+            return False
+        logger.debug("%s in %s was delivered again while it is here", known.id, known.queue)
+        old.reply, old.raw, old.renewed = place.reply, place.raw, place.renewed
+        return True
 
     def _place(self, lane: Lane, reply: Reply) -> Place | None:
         told, now = read_place(reply), time.monotonic()

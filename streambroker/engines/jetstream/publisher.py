@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import AuthenticationError, MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Message, QueueSpec
 from .admin import is_there
-from .api import NOBODY, PAUSES, ApiError
+from .api import NOBODY, NOT_NOW, PAUSES, ApiError
 from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame, Reply
@@ -191,6 +191,6 @@ class Publisher:
             code, text = int(error.get("err_code", 0)), str(error.get("description", ""))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise StoreError(f"unexpected answer to a publish to {queue!r}: {reply.data[:200]!r}") from None
-        if code in (10077, 10047, 10023, 10028, 10008, 10009, 10118) or "maximum" in text:
+        if code in NOT_NOW or "maximum" in text:
             raise StoreUnavailable(f"the store takes nothing for {queue!r} now: {text} (error {code})")
         raise ApiError(f"publish to {queue!r}", code, text)

@@ -21,6 +21,7 @@ from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame
 from .graves import grave_frame
+from .streams import posix
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -37,6 +38,8 @@ DOUBTFUL = 5.0
 #: pause before settlements are tried again that the store did not take, and the longest wait for it to say that it has
 #: given messages back (seconds)
 AGAIN, LONGEST = 0.5, 2.0
+#: two times of one entry differ by less (seconds)
+SAME = 0.001
 
 
 class Settle(NamedTuple):
@@ -226,12 +229,13 @@ class Settles:
         """Whether it is still stored: its queue may have been deleted, or it was settled before a break."""
         place = delivery.place
         try:
-            await self._engine.api.acall(f"STREAM.MSG.GET.{place.stream}", {"seq": place.sequence})
+            found = await self._engine.api.acall(f"STREAM.MSG.GET.{place.stream}", {"seq": place.sequence})
         except ApiError as error:
             if error.missing:
                 return False
             raise
-        return True
+        # a stream that was made anew counts from the start
+        return bool(abs(posix(found["message"]["time"]) - place.entered) < SAME)
 
     async def bury(self, settle: Settle) -> None:
         """To the dead letters; from the queue only when it is stored there."""

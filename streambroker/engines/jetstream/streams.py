@@ -6,12 +6,12 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreError, StoreUnavailable
-from .api import NOBODY, PATIENCE, STREAM_EXISTS, Api, ApiError
+from .api import NOBODY, NOT_NOW, PATIENCE, STREAM_EXISTS, Api, ApiError
 from .frames import Frame
 from .link import Link
 from .names import Names
@@ -54,6 +54,9 @@ class Streams:
         self._names = names
         self._settings = settings
         self._known: set[str] = set()
+        self._created: dict[str, str] = {}
+        #: called, in any thread, with a stream that is another one than before
+        self.on_other: Callable[[str], None] | None = None
         self._level: int | None = None
         #: the server's clock less our monotonic one, how wrong that may have been and when
         self._offset = time.time() - time.monotonic()
@@ -145,6 +148,11 @@ class Streams:
     def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:
         self.measure(answer, sent)
         self._known.add(stream)
+        created = str(answer.get("created", ""))
+        before = self._created.get(stream, created)
+        self._created[stream] = created
+        if created != before and self.on_other is not None:
+            self.on_other(stream)
 
     def forget(self, stream: str) -> None:
         """It may be gone."""
@@ -170,8 +178,10 @@ class Streams:
             raise StoreError(f"unexpected answer on {frame.subject}: {reply.data[:200]!r}") from error
         problem = answer.get("error")
         if problem:
-            raise ApiError(f"publish on {frame.subject}", int(problem.get("err_code", 0)),
-                           str(problem.get("description", "")))
+            code, text = int(problem.get("err_code", 0)), str(problem.get("description", ""))
+            if code in NOT_NOW:
+                raise StoreUnavailable(f"publish on {frame.subject}: {text} (error {code})")
+            raise ApiError(f"publish on {frame.subject}", code, text)
         return int(answer["seq"])
 
     def _config(self, stream: str, queue: str, level: int) -> dict[str, Any]:

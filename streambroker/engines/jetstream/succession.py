@@ -125,7 +125,7 @@ class Succession:
             self._refresh_at = 0.0
             return
         record, sequence, when = found
-        age = engine.streams.now() - when
+        age, looked = engine.streams.now() - when, time.monotonic()
         census = read(json.dumps(record).encode(), age)
         lease = min(float(record["lease"]), LONGEST) if _is_number(record.get("lease")) else 0.0
         if record.get("gone"):
@@ -146,7 +146,7 @@ class Succession:
             if error.code == WRONG_SEQUENCE:
                 return
             raise
-        count = await self._hand_back(census) if census is not None else 0
+        count = await self._hand_back(census, looked) if census is not None else 0
         engine.janitor.soon()
         engine.chores.report(f"worker {name} is gone: {count} messages go to others", calm=True)
 
@@ -166,8 +166,8 @@ class Succession:
         self._refresh_at = 0.0
         self._engine.tell({"leave": name})
 
-    async def _hand_back(self, census: Census) -> int:
-        """What it held, where no lease can have run out; the others come back when theirs does."""
+    async def _hand_back(self, census: Census, looked: float) -> int:
+        """What it held at the monotonic time `looked`, where no lease can have run out; the rest waits for its own."""
         engine = self._engine
         groups: dict[tuple[str, str], list[int]] = {}
         for row in census.held:
@@ -182,7 +182,8 @@ class Succession:
                     continue
                 raise
             lease = int(info["config"]["ack_wait"]) / NANO
-            if not census.renewed <= lease - max(0.5, lease * LEFT):
+            # this process, too, may have been stopped meanwhile
+            if not census.renewed + time.monotonic() - looked <= lease - max(0.5, lease * LEFT):
                 continue
             last = int(info["delivered"]["consumer_seq"])
             # the server looks at the stream's sequence, and at the consumer's only for being one it has handed out

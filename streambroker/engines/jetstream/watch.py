@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ...errors import StoreConnectionError, StoreError
+from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Delivery
 from .frames import Frame, Reply
 from .link import Listener
@@ -40,6 +40,7 @@ class Watch:
         #: names of what is under way
         self._busy: set[str] = set()
         self._listening = asyncio.Lock()
+        engine.streams.on_other = self.made_anew
         self._steps_at = self._listen_at = 0.0
 
     @property
@@ -124,7 +125,11 @@ class Watch:
         """Be seen by others, and by those who ask whether this process lives first. Raises StoreError,
         StoreConnectionError."""
         await self._listen()
-        await self.record.write()
+        try:
+            await self.record.write()
+        except StoreUnavailable as error:
+            # a store that is full gets room when its messages are consumed
+            logger.debug("the record waits: %s", error)
 
     async def stop(self) -> None:
         """Forget the record; others need not look at it."""
@@ -152,6 +157,13 @@ class Watch:
             listener.close()
         self._listeners = []
         self._listen_at = 0.0
+
+    def made_anew(self, stream: str) -> None:
+        """In any thread: what was held of it is gone, and its numbers are those of other messages now."""
+        for delivery in list(self._engine.holder.held.values()):
+            if delivery.place.stream == stream:
+                delivery.lost = delivery.settled = True
+                self._engine.let_go(delivery)
 
     # ------------------------------------------------------------------ answering
     def _asked(self, reply: Reply) -> None:
