@@ -170,7 +170,7 @@ def test_due_jobs_are_released_while_every_worker_is_busy(server: Server, celery
     for name in ("one", "two"):
         celery.send("work", name, countdown=1)
     celery.wait_stats(delayed=2, in_flight=1)
-    celery.wait_stats(delayed=0, ready=2, in_flight=1, timeout=2)
+    celery.wait_stats(delayed=0, ready=2, in_flight=1, timeout=3)
     celery.worker("idle", pool="threads", options=QUICK)
     ledger.wait_ids("end", ["one", "two"], 5)
     assert {line.worker for name in ("one", "two") for line in ledger.starts(name)} == {"idle"}

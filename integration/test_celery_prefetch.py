@@ -9,7 +9,6 @@ import pytest
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from integration.stores import Server
-from streambroker.testing.servers import wait_until
 
 pytestmark = pytest.mark.stores
 
@@ -28,7 +27,7 @@ def test_a_worker_takes_what_it_can_start(server: Server, celery: CeleryRig, led
         celery.send("hold", f"due-{number}", countdown=1, queue="due")
     celery.send_all("hold", [f"many-{number}" for number in range(20)], queue="many")
     ledger.wait("start", 3, 10)
-    wait_until(lambda: celery.stats("due").delayed == 0, 5, "both are due")
+    celery.wait_stats("due", delayed=0, in_flight=1, ready=1, timeout=5)
     until = time.monotonic() + 2
     while time.monotonic() < until:
         for queue, held, ready in (("due", 1, 1), ("many", 2, 18)):

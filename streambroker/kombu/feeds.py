@@ -131,8 +131,9 @@ class Intake(Feed):
         if there:
             return False
         del self.listeners[listener.queue]
-        self.consumer.discard(listener.queue)
+        # in their order: what the consumer still has comes after these
         self._give_back([delivery for delivery in self._ready if delivery.queue == listener.queue])
+        self.consumer.discard(listener.queue)
         return True
 
     def pump(self, most: int | None = None) -> int:

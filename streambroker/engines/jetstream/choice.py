@@ -24,6 +24,8 @@ PARK = 0.25
 #: how long a message that was passed on is not offered again, by how often it was passed on, and when so many were in
 #: the last second (seconds)
 PASSES, CROWD, CROWDED = (0.0, 0.05, 0.1, 0.2), 50, 1.0
+#: how long a driver who was woken may take to come (seconds)
+STILL = 1.0
 
 
 class Choice:
@@ -33,6 +35,8 @@ class Choice:
         self._engine = engine
         self._consumer = consumer
         self._until: float | None = None
+        #: monotonic time of the last call of `pick`
+        self._picked = time.monotonic()
         self._passed: deque[float] = deque(maxlen=CROWD)
 
     def due(self) -> float | None:
@@ -40,7 +44,7 @@ class Choice:
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     def pick(self, limit: int) -> list[Delivery]:
-        now = time.monotonic()
+        self._picked = now = time.monotonic()
         self._until = None
         got: list[Delivery] = []
         for lane in self._consumer.order():
@@ -73,6 +77,20 @@ class Choice:
                         self._pass_on(delivery, now)
                     else:
                         self._soon(delivery.place.got + PARK)
+
+    def abandoned(self, now: float) -> bool:
+        """Whether something came long after the driver had been here, and he does not come for it though he was woken:
+        his loop stands still. It goes to others."""
+        if self._consumer.no_ack or now - self._picked < 2 * STILL:
+            return False
+        found = False
+        for lane in self._consumer.lanes:
+            late = [each for each in lane.pool if self._picked + STILL < each.place.got < now - STILL]
+            if late:
+                found = True
+                lane.pool[:] = [each for each in lane.pool if each not in late]
+                self._consumer.hand_back(late)
+        return found
 
     def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
         engine, holder = self._engine, self._engine.holder

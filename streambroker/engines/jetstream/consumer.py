@@ -160,6 +160,8 @@ class JetStreamConsumer:
         """Now and then, though nobody may drive the consumer."""
         with self._lock:
             self._choice.release(now)
+            if self._choice.abandoned(now):
+                self._pull.want = 0
             self._pull.look(now)
 
     def reconnected(self) -> None:

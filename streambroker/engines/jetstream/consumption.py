@@ -55,6 +55,9 @@ class Consumption:
             self._engine.link.run(self._engine.watch.join, self._engine.settings.socket_timeout)
 
     def _start_watch(self) -> None:
+        settings = self._engine.settings
+        self._engine.chores.say(logging.INFO, "consuming from %s: lease %g s, delivery limit %s", self._engine.address,
+                                settings.visibility_timeout, settings.delivery_limit or "none")
         self._engine.watch.start()
         self._engine.janitor.start()
         self._engine.relay.start()

@@ -27,6 +27,8 @@ _SCHEDULED = re.compile(r"\d+\.[0-9a-f]{16}\.[A-Za-z0-9_=-]+")
 PAGE = 500
 #: more jobs than this are looked up in one list of all that wait
 FEW = 20
+#: what is due is on its way, and in both places for a moment: pauses before it is looked at again (seconds)
+BRINGING = (0.01, 0.03, 0.06)
 #: how long a look at the dead letters waits for our own that are on their way (seconds)
 SETTLING = 0.5
 #: unsettled messages among which the oldest ready one is looked for
@@ -108,9 +110,13 @@ class JetStreamInspector:
 
     async def _count_ready(self, queue: str, durable: bool) -> tuple[int, dict[str, int]]:
         """(ready or in flight, what waits for the relay by subject)."""
-        stored, late = await asyncio.gather(
-            subjects(self._engine, *self._ready(queue, durable)),
-            subjects(self._engine, self._names.late, late_filter(self._names, queue)))
+        for pause in (*BRINGING, None):
+            stored, late = await asyncio.gather(
+                subjects(self._engine, *self._ready(queue, durable)),
+                subjects(self._engine, self._names.late, late_filter(self._names, queue)))
+            if pause is None or not self._due(late):
+                break
+            await asyncio.sleep(pause)
         return sum(stored.values()), late
 
     def _due(self, late: Mapping[str, int]) -> int:
