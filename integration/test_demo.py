@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from streambroker.embedded import answers_ping
+from streambroker.embedded import answers_info, answers_ping
 from streambroker.testing.servers import wait_until
 
 MARK = "STREAMBROKER_TEST_MARK"
@@ -77,8 +77,9 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path) -> None:
-    run = Run(folder, "--json")
+@pytest.mark.parametrize("engine", ["redis", "jetstream"])
+def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path, engine: str) -> None:
+    run = Run(folder, "--json", "--engine", engine)
     runs.append(run)
     out, err = run.process.communicate(timeout=100)
     assert run.process.returncode == 0, (out, err)
@@ -94,8 +95,10 @@ def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path)
     run.nothing_left()
 
 
-def test_keep_leaves_the_server_and_says_how_to_stop_it(runs: list[Run], folder: Path) -> None:
-    run = Run(folder, "--keep")
+@pytest.mark.parametrize(("engine", "answers"), [("redis", answers_ping), ("jetstream", answers_info)])
+def test_keep_leaves_the_server_and_says_how_to_stop_it(runs: list[Run], folder: Path, engine: str,
+                                                        answers: Callable[[tuple[str, int]], bool]) -> None:
+    run = Run(folder, "--keep", "--engine", engine)
     runs.append(run)
     out, err = run.process.communicate(timeout=100)
     assert run.process.returncode == 0, (out, err)
@@ -107,7 +110,7 @@ def test_keep_leaves_the_server_and_says_how_to_stop_it(runs: list[Run], folder:
     assert "celery" not in {part for process in run.processes() for part in process.cmdline()}
     subprocess.run(stops, shell=True, check=True, timeout=30)
     port = int(looks.split(":")[-1].split("/")[0])
-    wait_until(lambda: not answers_ping(("127.0.0.1", port)), 10, "the server ends")
+    wait_until(lambda: not answers(("127.0.0.1", port)), 10, "the server ends")
     wait_until(lambda: not run.processes(), 10, "no processes left", pause=0.1)
     assert "ledger.jsonl" in os.listdir(where.strip())
 

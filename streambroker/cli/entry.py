@@ -20,6 +20,7 @@ _EXAMPLES = f"""
     streambroker demo
     streambroker serve redis --port 6379
     streambroker queues --url redis-streams://localhost:6379/0
+    streambroker queues --url jetstream://localhost:4222
     export {URL_VARIABLE}=redis-streams://localhost:6379/0
     streambroker dead ls --json
     streambroker dead replay -Q celery --yes

@@ -13,7 +13,7 @@ from typing import Any
 from ..connection import connect
 from ..engine import Engine, Inspector
 from ..errors import AuthenticationError, StoreConnectionError
-from ..settings import Settings
+from ..settings import JetStreamSettings
 from .failures import FAILED, USAGE, CommandError, masked
 from .output import plain
 
@@ -35,7 +35,7 @@ class _StoreOption(argparse.Action):
 
 def _typed(parser: argparse.ArgumentParser, name: str, text: str) -> Any:
     """The value as the settings want it: numbers are made of texts there, the rest here."""
-    defaults = {alias: field.default for field in dataclasses.fields(Settings)
+    defaults = {alias: field.default for field in dataclasses.fields(JetStreamSettings)
                 for alias in (field.name, *field.metadata["aliases"])}
     default, word = defaults.get(name), text.strip().lower()
     if isinstance(default, bool):
@@ -94,7 +94,8 @@ def open_inspector(args: argparse.Namespace) -> Iterator[Inspector]:
     """The inspector of the store that the options name."""
     url = getattr(args, "url", None) or os.environ.get(URL_VARIABLE)
     if not url:
-        raise CommandError(f"which store? Give --url redis-streams://HOST:PORT/DB or set {URL_VARIABLE}.", USAGE)
+        raise CommandError("which store? Give --url redis-streams://HOST:PORT/DB or jetstream://HOST:PORT, or set "
+                           f"{URL_VARIABLE}.", USAGE)
     options = {name[len(_OPTION):]: value for name, value in vars(args).items() if name.startswith(_OPTION)}
     if getattr(args, "prefix", None) is not None:
         options["prefix"] = args.prefix
@@ -111,5 +112,6 @@ def known_queues(inspector: Inspector, names: Sequence[str] | None) -> list[str]
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {plain(near[0])!r}?" if near else "`streambroker queues --all` lists what is there."
-            raise CommandError(f"no queue {plain(name)!r} here (database and prefix count too); {hint}", FAILED)
+            raise CommandError(f"no queue {plain(name)!r} here (database, account and prefix count too); {hint}",
+                               FAILED)
     return list(dict.fromkeys(names))

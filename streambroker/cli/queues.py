@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
         commands, "queues", "counts of each queue: ready, delayed, in flight by holder, dead, oldest age",
         run_queues, """
         streambroker queues --url redis-streams://localhost:6379/0
+        streambroker queues --url jetstream://localhost:4222
         streambroker queues celery mail --deliveries
         streambroker queues --json | jq '.[] | select(.dead > 0)'
         """)

@@ -21,8 +21,9 @@ from ..failures import FAILED, OK, CommandError
 from ..options import open_engine, wants_json
 from ..output import print_json
 from ..parsing import Commands, add_command
-from .processes import SERVERS, environment, serve_on
+from .processes import environment
 from .screen import Screen
+from .server import SERVERS, serve_on
 from .story import Outcome, Story
 
 _PAUSE = 0.2
@@ -32,6 +33,7 @@ _SHOWN = 5
 def add(commands: Commands) -> None:
     demo = add_command(commands, "demo", "publish jobs, kill a worker in the middle, show that every job ran", run, """
         streambroker demo
+        streambroker demo --engine jetstream
         streambroker demo --keep
         """, store=False)
     demo.add_argument("--engine", choices=sorted(SERVERS), default="redis", help="embedded server; default: redis")
@@ -77,8 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _play(engine: str, directory: Path, screen: Screen, pause: Callable[[], None]) -> tuple[Outcome, str, int]:
     """The story on a server of its own. When this returns or raises nothing runs any more."""
-    with SERVERS[engine](directory / "server") as server:
-        screen.say(f"embedded server (append-only file) on {server.url}")
+    kind = SERVERS[engine]
+    with kind.make(directory / "server") as server:
+        screen.say(f"embedded server ({kind.keeps}) on {server.url}")
         env = environment(server.url, server.result_url, directory)
         with open_engine(server.url) as broker:
             story = Story(broker.inspector(), screen, directory, env, pause)

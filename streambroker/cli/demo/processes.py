@@ -6,19 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ...embedded import EmbeddedValkey, answers_ping
 from ..failures import CommandError
 from .ledger import VARIABLE, WORKER_VARIABLE
 
 BROKER_VARIABLE = "STREAMBROKER_DEMO_BROKER"
 RESULTS_VARIABLE = "STREAMBROKER_DEMO_RESULTS"
 
-#: what `--engine` offers; each is made with a directory and has url, result_url, port, start, stop, discard
-SERVERS = {"redis": EmbeddedValkey}
 CONCURRENCY = 4
 #: reads until the demo is gone, however it went, then ends the session: workers without a store would go on for long
 _WATCHER = 'read -r _; kill -KILL -"$1"'
@@ -92,22 +88,3 @@ def start_worker(name: str, directory: Path, env: Mapping[str, str]) -> Process:
 
 def start_publisher(directory: Path, env: Mapping[str, str]) -> Process:
     return Process("publisher", ("streambroker.cli.demo.publish",), directory, env)
-
-
-def serve_on(engine: str, directory: Path, port: int) -> int:
-    """Serve the data in `directory` from a process that outlives this one; its process id."""
-    with (directory / "serve.log").open("ab") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "streambroker", "serve", engine, "--dir", str(directory), "--port", str(port)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    try:
-        limit = time.monotonic() + 20
-        while not answers_ping(("127.0.0.1", port)):
-            if server.poll() is not None or time.monotonic() > limit:
-                raise CommandError(f"the server did not stay up: look into {directory}/serve.log")
-            time.sleep(0.05)
-    except BaseException:
-        server.terminate()
-        server.wait()
-        raise
-    return server.pid
