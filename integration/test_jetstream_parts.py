@@ -4,6 +4,7 @@ subscriptions over a broken link, dead letters of foreign messages."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import select
@@ -384,3 +385,20 @@ def test_streams_of_an_older_server_learn_what_the_newer_one_can(make: Make) -> 
         assert table.delete(["a"]) == 1
         config = server.api("STREAM.INFO.sb")["config"]
         assert (config["allow_msg_schedules"], config["max_consumers"]) == (True, 7)
+
+
+def test_what_the_server_gives_up_is_logged(nats_servers: Callable[[str], NatsServer], prefix: str,
+                                            caplog: pytest.LogCaptureFixture) -> None:
+    server = nats_servers("nats")
+    engine = JetStreamEngine.from_url(server.url(), prefix=prefix)
+    with caplog.at_level(logging.INFO):
+        consumer = engine.consume(["q"])
+        engine.publish("q", [Message(b"a"), Message(b"b")])
+        consumer.dead_letter(consumer.receive(5)[0], "why")
+        until(lambda: "was terminated" in caplog.text)
+        config = server.api(f"CONSUMER.INFO.{prefix}.q_0")["config"] | {"max_deliver": 1}
+        body = {"stream_name": prefix, "config": config}
+        assert "error" not in server.api(f"CONSUMER.DURABLE.CREATE.{prefix}.q_0", body)
+        consumer.nack(consumer.receive(5)[0])
+        until(lambda: consumer.receive(0.1) == [] and "max_deliver" in caplog.text)
+    engine.close()

@@ -23,6 +23,7 @@ from .frames import Frame, Reply
 from .names import readable
 from .plain import Ticket
 from .streams import MESSAGE_TTL
+from .unresolved import Unresolved
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -44,6 +45,7 @@ class Publisher:
 
     def __init__(self, engine: JetStreamEngine) -> None:
         self._engine = engine
+        self._unresolved = Unresolved(str(engine.address), engine.settings.prefix)
         self.start()
 
     def start(self) -> None:
@@ -68,13 +70,19 @@ class Publisher:
         last = self._engine.steps[-1]
         for step in {min(message.priority, last) for message in messages}:
             self._engine.queues.tell_step(queue, step)
-        frames = [self._frame(queue, message, spec, last) for message in messages]
+        window = self._engine.settings.duplicate_window * FRESH
+        known = self._unresolved.take(queue, messages, window)
+        frames, began = known or ([self._frame(queue, message, spec, last) for message in messages], time.monotonic())
         # known to be there after the first time
         for stream in {self._engine.stream_of(frame.subject, queue) for frame in frames}:
             self._engine.streams.ensure(stream, queue)
         if self._engine.settings.confirm == "deferred":
             return self._defer(queue, frames)
-        ids = self.send(queue, frames)
+        try:
+            ids = self.send(queue, frames, began=began)
+        except StoreConnectionError:
+            self._unresolved.keep(queue, messages, frames, began)
+            raise
         if spec is not None and spec.max_length:
             self._engine.trim(queue, spec.max_length)
         return ids

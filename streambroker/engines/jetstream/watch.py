@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Delivery
+from .advisories import watch_advisories
 from .frames import Frame, Reply
 from .link import Listener
 from .record import Record
@@ -104,6 +105,7 @@ class Watch:
             try:
                 listeners.append(await link.alisten(names.presence(self._engine.holder.name), self._asked))
                 listeners.append(await link.alisten(names.news, self._news))
+                listeners += await watch_advisories(self._engine)
             except BaseException:
                 for listener in listeners:
                     listener.close()
