@@ -145,7 +145,7 @@ def full(server: Server, prefix: str) -> Iterator[str]:
         assert "error" not in made, made
         # in ever smaller pieces, so that no room is left
         for size in (_FILLING, 1 << 14, 1 << 8):
-            while b'"seq"' in server.call(subject, bytes(size)):
+            while b'"error"' not in server.call(subject, bytes(size)):
                 pass
         try:
             yield "insufficient|maximum"

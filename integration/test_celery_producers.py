@@ -324,8 +324,9 @@ def test_too_large_a_message_is_refused(server: Server, celery: CeleryRig) -> No
     assert stored(celery) == Counter(["small"])
     with Connection(server.url(), transport_options={"global_keyprefix": celery.prefix}) as connection:
         producer = Producer(connection.channel())
-        with pytest.raises(MessageTooLarge, match="8388608" if isinstance(server, NatsServer) else "67108864"):
-            producer.publish(b"x" * (64 * 1024 * 1024 + 1), routing_key="celery", serializer=None,
+        most = (8 if isinstance(server, NatsServer) else 64) * 1024 * 1024
+        with pytest.raises(MessageTooLarge, match=str(most)):
+            producer.publish(b"x" * (most + 1), routing_key="celery", serializer=None,
                              content_type="application/data", content_encoding="binary")
         producer.publish({"small": True}, routing_key="celery")
     celery.wait_stats(ready=1)
