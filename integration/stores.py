@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from streambroker.engines.jetstream.names import Names
 from streambroker.testing.natsserver import NatsServer
-from streambroker.testing.servers import RedisServer
+from streambroker.testing.servers import RedisServer, wait_until
 
 Server: TypeAlias = RedisServer | NatsServer
 
@@ -118,6 +118,14 @@ def lose_everything(server: Server, prefix: str) -> None:
         with server.client() as client:
             client.flushall()
             client.script_flush()
+
+
+def lose_stream(server: NatsServer, name: str) -> None:
+    """Delete a stream that somebody makes again. A nats-server takes what comes in the first moment after that for the
+    old one: returns when there is a new one."""
+    made = server.api(f"STREAM.INFO.{name}")["created"]
+    assert server.api(f"STREAM.DELETE.{name}")["success"]
+    wait_until(lambda: server.api(f"STREAM.INFO.{name}").get("created", made) != made, 10, f"a new stream {name}")
 
 
 def lose_tables(server: Server, prefix: str) -> None:

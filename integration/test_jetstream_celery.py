@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
-from integration.stores import connects, requests
+from integration.stores import connects, lose_stream, requests
 from streambroker.engines.jetstream.names import Names
 from streambroker.errors import MessageTooLarge
 from streambroker.testing.faults import Proxy
@@ -84,7 +84,7 @@ def test_a_deleted_stream_is_made_again_and_told(server: NatsServer, celery: Cel
     worker = celery.worker(pool="threads", concurrency=2, options=QUICK)
     celery.send("hold", "running")
     ledger.wait_ids("start", ["running"], SOON)
-    assert server.api(f"STREAM.DELETE.{Names(celery.prefix).main}")["success"]
+    lose_stream(server, Names(celery.prefix).main)
     for number in range(3):
         celery.send("work", f"after-{number}")
     ledger.wait_ids("end", [f"after-{number}" for number in range(3)], SOON)

@@ -24,7 +24,7 @@ def delete_queue(engine: JetStreamEngine, queue: str, *, if_empty: bool) -> int:
         _drop(engine, f"CONSUMER.DELETE.{names.transient}.{names.transient_durable(queue)}")
     elif engine.settings.stream_per_queue:
         _drop(engine, f"STREAM.DELETE.{names.stream(queue)}")
-        engine.streams.forget(names.stream(queue))
+        engine.streams.deleted(names.stream(queue))
     else:
         for subject in (names.ready(queue, "*"), names.scheduled(queue, "*", ">")):
             _drop(engine, f"STREAM.PURGE.{names.main}", {"filter": subject})

@@ -79,7 +79,8 @@ class Consumption:
         return sorted(self._consuming)
 
     def steps_changed(self, queue: str) -> None:
-        """A priority step of `queue` is used for the first time; in the link's thread."""
+        """A priority step of `queue` is used for the first time, or the store has lost what it knew of it; in the
+        link's thread."""
         for consumer in self.consumers():
             if queue in consumer.queues:
                 self._add_steps(consumer, queue)
@@ -91,13 +92,13 @@ class Consumption:
                 self._add_steps(consumer, queue)
 
     def _add_steps(self, consumer: JetStreamConsumer, queue: str) -> None:
-        self._engine.chores.add(partial(self._steps_again, consumer, queue))
+        self._engine.chores.add(partial(self._look_again, consumer, queue))
         consumer.wake()
 
-    @staticmethod
-    def _steps_again(consumer: JetStreamConsumer, queue: str) -> None:
+    def _look_again(self, consumer: JetStreamConsumer, queue: str) -> None:
         if not consumer.closed and queue in consumer.queues:
             try:
+                self._engine.queues.restore(queue)
                 consumer.add_lanes(queue)
             except (StoreConnectionError, StoreError) as error:
                 logger.debug("steps of %r are looked up later: %s", queue, error)

@@ -213,6 +213,7 @@ class Pull:
             if "Leadership" not in reason:
                 self._engine.chores.report(f"the consumer of queue {lane.queue!r} was gone ({reason}), made again",
                                            calm=not self._lost_messages(reason))
+                self._engine.consumption.steps_changed(lane.queue)
             lane.reset()
             self._armed = False
             self.ask()

@@ -33,6 +33,8 @@ class Queues:
         self.table = engine.table("queues")
         self._steps = engine.table("steps")
         self._learnt: dict[str, tuple[float, QueueSpec | None]] = {}
+        #: by this process
+        self._declared: dict[str, QueueSpec] = {}
         self._told: dict[tuple[str, int], float] = {}
         self._toggle = 0
         self._seen: tuple[int, float] | None = None
@@ -47,7 +49,14 @@ class Queues:
                 self.table.put(spec.name, _dump(spec))
         else:
             self._declare_transient(spec)
+        self._declared[spec.name] = spec
         self._learnt[spec.name] = time.monotonic(), spec
+
+    def restore(self, queue: str) -> None:
+        """Declare a durable one again as this process did, where the store has lost that."""
+        spec = self._declared.get(queue)
+        if spec is not None and spec.durable and queue not in self.table.rows():
+            self.table.put(queue, _dump(spec))
 
     def _declare_transient(self, spec: QueueSpec) -> None:
         engine, names = self._engine, self._engine.names
@@ -145,6 +154,7 @@ class Queues:
         self.table.delete([queue])
         self._steps.delete([f"{step}:{queue}" for step in self._engine.steps if step])
         self._learnt.pop(queue, None)
+        self._declared.pop(queue, None)
         self._told = {pair: when for pair, when in self._told.items() if pair[0] != queue}
 
     def limit_of(self, queue: str) -> int:

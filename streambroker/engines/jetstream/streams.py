@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 NANO = 1_000_000_000
 #: how far two clocks drift apart in a second, and the largest error that is reckoned with (seconds)
 DRIFT, WRONG = 1e-4, 0.1
+#: a stream that was there and is not may be in the middle of its deletion, and one that is made then is damaged by the
+#: rest of it: pause before it is made anew (seconds)
+DELETING = 0.5
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
 #: what a stream that an older server made does not have; the rest of it is left as it was made
@@ -120,12 +124,21 @@ class Streams:
 
     def _create(self, stream: str, queue: str) -> dict[str, Any]:
         wanted = self._config(stream, queue, self.level())
-        try:
-            return self._api.call(f"STREAM.CREATE.{stream}", wanted)
-        except ApiError as error:
-            if error.code != STREAM_EXISTS:
-                raise
-        info = self._api.call(f"STREAM.INFO.{stream}")
+        info = None
+        if stream in self._created:
+            try:
+                info = self._api.call(f"STREAM.INFO.{stream}")
+            except ApiError as error:
+                if not error.missing:
+                    raise
+                time.sleep(DELETING)
+        if info is None:
+            try:
+                return self._api.call(f"STREAM.CREATE.{stream}", wanted)
+            except ApiError as error:
+                if error.code != STREAM_EXISTS:
+                    raise
+            info = self._api.call(f"STREAM.INFO.{stream}")
         update = _update(info["config"], wanted)
         return self._api.call(f"STREAM.UPDATE.{stream}", update) if update else info
 
@@ -133,17 +146,27 @@ class Streams:
         if stream in self._known:
             return
         sent, patience = time.monotonic(), self._settings.reconnect_timeout
+        self._made(stream, await self._acreate(stream, queue, patience), sent)
+
+    async def _acreate(self, stream: str, queue: str, patience: float) -> dict[str, Any]:
         wanted = self._config(stream, queue, await self.alevel())
-        try:
-            answer = await self._api.acall(f"STREAM.CREATE.{stream}", wanted, patience=patience)
-        except ApiError as error:
-            if error.code != STREAM_EXISTS:
-                raise
-            answer = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
-            update = _update(answer["config"], wanted)
-            if update:
-                answer = await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience)
-        self._made(stream, answer, sent)
+        info = None
+        if stream in self._created:
+            try:
+                info = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
+            except ApiError as error:
+                if not error.missing:
+                    raise
+                await asyncio.sleep(DELETING)
+        if info is None:
+            try:
+                return await self._api.acall(f"STREAM.CREATE.{stream}", wanted, patience=patience)
+            except ApiError as error:
+                if error.code != STREAM_EXISTS:
+                    raise
+            info = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
+        update = _update(info["config"], wanted)
+        return await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience) if update else info
 
     def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:
         self.measure(answer, sent)
@@ -157,6 +180,11 @@ class Streams:
     def forget(self, stream: str) -> None:
         """It may be gone."""
         self._known.discard(stream)
+
+    def deleted(self, stream: str) -> None:
+        """It is gone, by our own hand."""
+        self.forget(stream)
+        self._created.pop(stream, None)
 
     def forget_all(self) -> None:
         self._known.clear()
