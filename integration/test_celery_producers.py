@@ -26,7 +26,7 @@ from streambroker.testing.faults import Proxy
 from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import wait_until
 
-pytestmark = pytest.mark.stores
+# on Valkey alone unless `--server` asks for more: the adapter does most of it, and it takes minutes
 
 #: what the programs below have in common: `crowd(name)` publishes from eight threads and notes it in the ledger
 _PROGRAM = """

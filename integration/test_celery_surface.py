@@ -22,7 +22,7 @@ from integration.stores import Server, scheme
 from streambroker.embedded import free_port
 from streambroker.testing.servers import wait_until
 
-pytestmark = pytest.mark.stores
+# on Valkey alone unless `--server` asks for more: the adapter does most of it, and it takes minutes
 
 HOST = socket.gethostname()
 NODES = [f"one@{HOST}", f"two@{HOST}"]
