@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: how long a drain waits when the prefetch is used up: acknowledgements of other threads may depend on its return
 SATURATED_WAIT = 0.01
+#: how long the end of a connection waits for a store that may be gone
+FAREWELL = 1.0
 #: how long a drain with a time-out of 0 waits for the answer to its own request
 GRACE = 0.005
 
@@ -170,13 +172,16 @@ class Transport(base.Transport):
             self.close_connection(connection)
 
     def _delete_exclusive_queues(self) -> None:
-        for name, known in self.declared.items():
-            if known.exclusive and self.live.get(name) is None:
-                try:
-                    self.shared.engine.delete(name)
-                    self.shared.forget(name, transient=True)
-                except StreambrokerError as error:
-                    logger.debug("exclusive queue %r is left to expire: %s", name, error)
+        names = [name for name, known in self.declared.items() if known.exclusive and self.live.get(name) is None]
+        try:
+            if names:
+                # a store that is gone is not waited for
+                self.shared.engine.ping(FAREWELL)
+            for name in names:
+                self.shared.engine.delete(name)
+                self.shared.forget(name, transient=True)
+        except StreambrokerError as error:
+            logger.debug("exclusive queues are left to expire: %s", error)
 
     # Consuming
 
