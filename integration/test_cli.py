@@ -86,6 +86,7 @@ def bury(engine: Engine, queue: str, count: int) -> None:
 
 
 def test_a_day_of_an_operator(server: Server, engine: Engine, store: Sequence[str], prefix: str) -> None:
+    engine.declare(QueueSpec("mail"))
     bury(engine, "mail", 5)
     fill(engine, "mail", 7)
     fill(engine, "mail", 2, delay=3600)
@@ -130,6 +131,7 @@ def test_a_day_of_an_operator(server: Server, engine: Engine, store: Sequence[st
     assert mail["holders"] == []
     assert cli("queues", "nobody", *store, code=1).startswith("streambroker: no queue 'nobody'")
     engine.delete("mail")
+    engine.close()
     assert leftovers(server, prefix) == []
 
 
