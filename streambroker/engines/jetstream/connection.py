@@ -28,6 +28,8 @@ from .waiter import Waiter
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+#: after so long an answer is overdue, and how long the answer to a ping may then take (seconds)
+OVERDUE, PONG = 1.0, 1.5
 _INBOX = 0
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -55,6 +57,7 @@ class Connection:
         #: (epoch, commands): what was meant for one connection is never sent on a later one
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._woken = False
+        self._doubted = False
         self.openers: set[Waiter] = set()
         self._denied: set[str] = set()
         self._servers = list(address.servers)
@@ -134,6 +137,13 @@ class Connection:
             return thread.call_soon(self._write_out)
         return True
 
+    def doubt(self) -> None:
+        """An answer is overdue: a connection that answers no ping either is ended. From any thread."""
+        thread = self._thread
+        if thread is not None and not self._doubted:
+            self._doubted = True
+            thread.call_soon(lambda: thread.spawn(self._ping()))
+
     def forget(self, sid: int) -> None:
         """Hand nothing more over for that subscription."""
         if self._subscribed.pop(sid, None) is not None:
@@ -171,6 +181,16 @@ class Connection:
             except StoreConnectionError as error:
                 logger.debug("ending a subscription: %s", error)
         self._subscribed.pop(sid, None)
+
+    async def _ping(self) -> None:
+        session = self.session
+        try:
+            if session is not None:
+                await session.flush(PONG)
+        except StoreConnectionError as error:
+            logger.debug("%s: %s", self.address, error)
+        finally:
+            self._doubted = False
 
     async def _finish(self, thread: LoopThread, timeout: float) -> None:
         session = self.session

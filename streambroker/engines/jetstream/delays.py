@@ -46,7 +46,7 @@ ACK_WAIT = 3
 #: what is due so soon is kept here, and asked back from the server this much early: its timers are late (seconds)
 KEEP, EARLY = 0.25, 0.15
 #: how often an idle relay looks whether something waits (seconds)
-LOOK = 10.0
+LOOK = 30.0
 #: pause after a failure (seconds)
 AGAIN = 0.5
 #: publishes under way at once

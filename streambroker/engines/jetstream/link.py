@@ -18,7 +18,7 @@ from ...errors import Closed, ConfigurationError, StoreConnectionError, StoreErr
 from ...settings import Settings
 from .address import Address
 from .answers import Ask, Batch
-from .connection import Connection
+from .connection import OVERDUE, Connection
 from .frames import Frame, Reply, encode, windows
 from .session import Session
 from .waiter import make_waiter
@@ -170,6 +170,10 @@ class Link:
         """Return when the server has handled everything that was posted before. Raises StoreConnectionError."""
         self.run(partial(self.aprove, timeout), timeout + 0.5)
 
+    def doubt(self) -> None:
+        """The server answers nothing elsewhere: see whether it does here."""
+        self._connection.doubt()
+
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float) -> T:
         """The result of a coroutine that the loop's thread runs. Raises what it raises, and StoreConnectionError when
         it takes longer than `timeout` seconds: then it is cancelled."""
@@ -235,6 +239,7 @@ class Link:
             reply = await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError:
             reply = None
+            connection.doubt()
         finally:
             connection.answers.remove([token])
         if reply is None:
@@ -289,7 +294,10 @@ class Link:
                 commands = [encode(frame, limit, f"{answers.inbox}.{token}")
                             for frame, token in zip(window, tokens, strict=True)]
                 if connection.send(b"".join(commands)):
-                    waiter.wait(deadline - time.monotonic())
+                    left = deadline - time.monotonic()
+                    if not waiter.wait(min(left, OVERDUE)) and left > OVERDUE:
+                        connection.doubt()
+                        waiter.wait(deadline - time.monotonic())
             finally:
                 answers.remove(tokens)
                 waiter.done()

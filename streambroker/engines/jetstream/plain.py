@@ -166,6 +166,7 @@ class Plain:
                 self._sent.pop(number, None)
             if self._wire is not None and self._wire.heard < ticket.began:
                 self._break("not a word in time")
+                self._link.doubt()
 
     # ------------------------------------------------------------------ with the lock
 

@@ -179,6 +179,8 @@ class Publisher:
 
     def _remake(self, queue: str, frame: Frame) -> None:
         """The stream of a publish that nobody took may be gone. What fails here shows at the next try."""
+        if not self._engine.link.connected:
+            return
         stream = self._engine.stream_of(frame.subject, queue)
         self._engine.streams.forget(stream)
         try:
@@ -187,6 +189,8 @@ class Publisher:
             logger.debug("cannot make stream %s: %s", stream, error)
 
     def _sequence(self, queue: str, frame: Frame, reply: Reply | None) -> str:
+        if reply is None and not self._engine.link.connected:
+            raise self._engine.link.failure()
         if reply is None:
             raise StoreConnectionError("the store did not confirm a publish in time")
         if reply.status == 503:
