@@ -67,6 +67,14 @@ class Choice:
         self.release(now)
         return got
 
+    def leave(self) -> list[Delivery]:
+        """All that may be handed out and waits for nothing, taken out of here."""
+        left: list[Delivery] = []
+        for lane in self._consumer.lanes:
+            left += [each for each in lane.pool if not each.place.last]
+            lane.pool[:] = [each for each in lane.pool if each.place.last]
+        return left
+
     def release(self, now: float) -> None:
         """What waits behind a message on trial goes to others after a moment: most trials are short."""
         for lane in self._consumer.lanes:

@@ -30,6 +30,8 @@ PATIENCE = 0.1
 GRAVE_HEADERS = 4096
 #: how long closing waits for the store (seconds)
 FAREWELL = 2.0
+#: a driver has no room when he says so for this long: he may only gather it (seconds)
+FULL = 0.1
 
 
 class JetStreamConsumer:
@@ -45,6 +47,8 @@ class JetStreamConsumer:
         self._refunds = 0
         #: messages that came and wait in no lane yet
         self._coming = 0
+        #: since when the driver has room for none (monotonic)
+        self._full = float("inf")
         self._lock = make_lock()
         self._wakeup = Wakeup()
         self._more = False
@@ -162,6 +166,10 @@ class JetStreamConsumer:
             self._choice.release(now)
             if self._choice.abandoned(now):
                 self._pull.want = 0
+            if now - self._full > FULL:
+                # there was room when they were asked for
+                self._pull.want = min(0, self._pull.want)
+                self.hand_back(self._choice.leave())
             self._pull.look(now)
 
     def reconnected(self) -> None:
@@ -233,7 +241,10 @@ class JetStreamConsumer:
         got: list[Delivery] = []
         with self._lock:
             if limit > 0:
+                self._full = float("inf")
                 got = self._choice.pick(limit)
+            else:
+                self._full = min(self._full, time.monotonic())
             if got:
                 self._turn = self.queues.index(got[-1].queue) + 1 if got[-1].queue in self.queues else 0
             waiting = sum(len(lane.pool) for lane in self.lanes) + self._coming

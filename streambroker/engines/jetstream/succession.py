@@ -21,6 +21,7 @@ from .api import WRONG_SEQUENCE, ApiError
 from .census import Census, read
 from .frames import Frame
 from .names import untoken
+from .orphans import Orphans, may_hand_back
 from .record import EXPECTED, Record
 from .settles import NAK
 from .streams import MESSAGE_TTL, NANO
@@ -34,10 +35,6 @@ logger = logging.getLogger(__name__)
 PROOF, LOOK = 2.0, 1.0
 #: how often the list of processes is read though nobody told of a change (seconds)
 REFRESH = 10.0
-#: the part of a lease that must be left when a message is handed back
-LEFT = 0.1
-
-
 #: the longest lease
 LONGEST = 86400.0
 #: of a stream or consumer
@@ -54,6 +51,7 @@ class Succession:
     def __init__(self, engine: JetStreamEngine, record: Record) -> None:
         self._engine = engine
         self._record = record
+        self._orphans = Orphans(engine)
         self._peers: list[str] = []
         self._refresh_at = 0.0
         self._look_at = 0.0
@@ -149,6 +147,8 @@ class Succession:
         count = await self._hand_back(census, looked) if census is not None else 0
         engine.janitor.soon()
         engine.chores.report(f"worker {name} is gone: {count} messages go to others", calm=True)
+        if census is not None:
+            self._orphans.seek(census)
 
     def _is_old(self, name: str, old: bool) -> bool:
         """Whether it was too old at the look before, too."""
@@ -183,7 +183,7 @@ class Succession:
                 raise
             lease = int(info["config"]["ack_wait"]) / NANO
             # this process, too, may have been stopped meanwhile
-            if not census.renewed + time.monotonic() - looked <= lease - max(0.5, lease * LEFT):
+            if not may_hand_back(lease, census.renewed + time.monotonic() - looked):
                 continue
             last = int(info["delivered"]["consumer_seq"])
             # the server looks at the stream's sequence, and at the consumer's only for being one it has handed out

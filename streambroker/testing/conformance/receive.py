@@ -50,6 +50,16 @@ class TestReceive:
         assert engine.inspector().stats(queue).in_flight == 0
         assert bodies(drain(consumer, 1)) == ["a"]
 
+    def test_room_that_is_no_more_is_left_to_others(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        consumer, other = engine.consume([queue]), engines().consume([queue])
+        assert consumer.receive(0, 2) == []
+        assert consumer.receive(0, 0) == []
+        engine.publish(queue, messages("a", "b"))
+        got = drain(other, 2)
+        assert sorted(bodies(got)) == ["a", "b"]
+        assert [delivery.count for delivery in got] == [1, 1]
+
     def test_waits_until_something_arrives(self, engines: Engines) -> None:
         queue, engine, other = name(), engines(), engines()
         consumer = engine.consume([queue])
