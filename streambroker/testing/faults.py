@@ -165,8 +165,9 @@ class Proxy:
             pass
         self._listener.close()
         self._end_all(reset=True)
+        end = time.monotonic() + 5
         for thread in self._running():
-            thread.join(1)
+            thread.join(max(0.0, end - time.monotonic()))
         self._end_all(reset=False)  # wakes what is blocked in a send to somebody who does not read
         for thread in self._running():
             thread.join()
