@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from integration.stores import Server
 from streambroker import connect
 from streambroker.testing.conformance.kit import bodies, messages
@@ -31,6 +33,7 @@ engine.close()
 """
 
 
+@pytest.mark.stores
 def test_a_poison_takes_no_neighbour_in_another_queue_with_it(server: Server, prefix: str) -> None:
     engine = connect(server.url(), prefix=prefix, delivery_limit=3)
     engine.publish("first", messages("innocent"))

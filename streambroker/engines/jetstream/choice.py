@@ -16,6 +16,7 @@ from .holder import Trial
 if TYPE_CHECKING:
     from .consumer import JetStreamConsumer
     from .engine import JetStreamEngine
+    from .lane import Lane
 
 #: longest time, in seconds, for which a last-chance message keeps others from its holder
 TRIAL = 5.0
@@ -47,7 +48,7 @@ class Choice:
         self._picked = now = time.monotonic()
         self._until = None
         got: list[Delivery] = []
-        for lane in self._consumer.order():
+        for lane in self._order():
             while lane.pool and len(got) < limit:
                 delivery = self._next(lane.queue, lane.pool, now)
                 if delivery is None:
@@ -67,6 +68,14 @@ class Choice:
         self.release(now)
         return got
 
+    def _order(self) -> list[Lane]:
+        """Where suspects of several lanes wait, that one comes first which had to leave the others alone most often."""
+        lanes = self._consumer.order()
+        if sum(any(each.place.last for each in lane.pool) for lane in lanes) > 1:
+            lanes.sort(reverse=True, key=lambda lane: max(
+                (each.place.book.bounces for each in lane.pool if each.place.book), default=0))
+        return lanes
+
     def leave(self) -> list[Delivery]:
         """All that may be handed out and waits for nothing, taken out of here."""
         left: list[Delivery] = []
@@ -78,7 +87,7 @@ class Choice:
     def release(self, now: float) -> None:
         """What waits behind a message on trial goes to others after a moment: most trials are short."""
         for lane in self._consumer.lanes:
-            if lane.pool and lane.queue in self._engine.holder.trials:
+            if lane.pool and self._engine.holder.trials:
                 for delivery in [each for each in lane.pool if each.place.last]:
                     if now - delivery.place.got >= PARK:
                         lane.pool.remove(delivery)
@@ -102,12 +111,11 @@ class Choice:
 
     def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
         engine, holder = self._engine, self._engine.holder
-        if not holder.trials and not holder.waits and not pool[0].place.last:
+        if not holder.trials and holder.emptying is None and not pool[0].place.last:
             return pool[0]
-        company = holder.company(queue)
-        wait = holder.waits.get(queue)
+        company, wait = len(holder.handed), holder.emptying
         lapsed = wait is not None and wait <= now
-        trial = self._trial(queue, now)
+        trial = self._trial(now)
         if trial is not None and trial.strict:
             self._soon(trial.until)
             return None
@@ -120,35 +128,36 @@ class Choice:
                     waits = True
                     continue
                 if not waits:
-                    holder.waits.pop(queue, None)
+                    holder.emptying = None
                 self._try(suspect, strict=strict, alone=not company, now=now)
                 return suspect
         if waits:
-            self._soon(holder.waits.setdefault(queue, now + self._time()))
+            if holder.emptying is None:
+                holder.emptying = now + self._time()
+            self._soon(holder.emptying)
             return None
         plain = next((each for each in pool if not each.place.last), None)
         if plain is not None:
-            self.joins(plain)
+            self.joins()
         return plain
 
-    def joins(self, delivery: Delivery) -> None:
-        """It may be handed out beside a message on trial: the book tells before that happens."""
-        trial = self._engine.holder.trials.get(delivery.queue)
-        if trial is not None and trial.alone and not trial.strict:
-            trial.alone = False
-            self._engine.note_company(trial)
+    def joins(self) -> None:
+        """Something may be handed out beside messages on trial: their books tell before that happens."""
+        now = time.monotonic()
+        for trial in list(self._engine.holder.trials.values()):
+            if not trial.strict or trial.until <= now:
+                self._engine.note_company(trial, alone=False)
 
-    def _trial(self, queue: str, now: float) -> Trial | None:
-        trial = self._engine.holder.trials.get(queue)
-        if trial is not None and trial.until <= now:
-            del self._engine.holder.trials[queue]
-            return None
-        return trial
+    def _trial(self, now: float) -> Trial | None:
+        """The one that is within its time."""
+        return next((trial for trial in list(self._engine.holder.trials.values()) if trial.until > now), None)
 
     def _try(self, suspect: Delivery, *, strict: bool, alone: bool, now: float) -> None:
         if not self._consumer.no_ack:
             until = now + self._time()
-            self._engine.holder.trials[suspect.queue] = trial = Trial(suspect, strict, until, alone)
+            # who has lived through its time is not the one
+            self._engine.end_trials()
+            trial = self._engine.holder.trials[suspect.place.key] = Trial(suspect, strict, until, alone)
             self._engine.note_trial(trial)
             self._soon(until)
 

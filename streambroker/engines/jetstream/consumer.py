@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import selectors
 import time
 from collections.abc import Collection, Sequence
@@ -32,6 +33,8 @@ GRAVE_HEADERS = 4096
 FAREWELL = 2.0
 #: a driver has no room when he says so for this long: he may only gather it (seconds)
 FULL = 0.1
+#: among as many queues the first one differs
+TURNS = 720
 
 
 class JetStreamConsumer:
@@ -43,7 +46,8 @@ class JetStreamConsumer:
         self.closed = False
         self.lanes: list[Lane] = []
         self.queues: list[str] = []
-        self._turn = 0
+        # not everywhere the same queue first: suspects of two queues would meet each time
+        self._turn = random.randrange(TURNS)
         self._refunds = 0
         #: messages that came and wait in no lane yet
         self._coming = 0
@@ -137,7 +141,7 @@ class JetStreamConsumer:
             self._coming -= 1
             if lane in self.lanes:
                 if not delivery.place.last:
-                    self._choice.joins(delivery)
+                    self._choice.joins()
                 lane.put(delivery)
                 self._wakeup.set()
                 return

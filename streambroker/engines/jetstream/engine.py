@@ -229,21 +229,26 @@ class JetStreamEngine:
         holder.take_back(delivery)
         if delivery.lost:
             holder.drop(delivery)
-        trial = holder.trials.get(delivery.queue)
-        if trial is None:
-            return
-        if trial.delivery is delivery:
-            holder.trials.pop(delivery.queue, None)
-        elif not trial.alone and holder.company(delivery.queue) == 1:
-            trial.alone = True
-            self.note_company(trial)
+        if holder.trials:
+            holder.trials.pop(delivery.place.key, None)
+            left = list(holder.handed)
+            if len(left) == 1:
+                self.note_company(holder.trials.get(left[0]), alone=True)
 
     def note_trial(self, trial: Trial) -> None:
         place = trial.delivery.place
         self.link.post([self.books.frame(place, trial=self.holder.name, at=place.raw, alone=trial.alone)])
 
-    def note_company(self, trial: Trial) -> None:
-        self.link.post([self.books.frame(trial.delivery.place, alone=trial.alone)])
+    def end_trials(self) -> None:
+        """Those whose messages are still out."""
+        for trial in list(self.holder.trials.values()):
+            self.link.post([self.books.frame(trial.delivery.place, trial="")])
+        self.holder.trials.clear()
+
+    def note_company(self, trial: Trial | None, *, alone: bool) -> None:
+        if trial is not None and trial.alone is not alone:
+            trial.alone = alone
+            self.link.post([self.books.frame(trial.delivery.place, alone=alone)])
 
     def expire(self, delivery: Delivery, consumer: JetStreamConsumer) -> None:
         """Too old to be delivered."""

@@ -55,8 +55,8 @@ class Place:
 
 @dataclass(slots=True)
 class Trial:
-    """A last-chance message that is out. Until its time is over the holder gets no other such message of the queue, and
-    nothing at all of it when it is `strict`. `alone`: what the book says about its company."""
+    """A last-chance message that is out. Until its time is over the holder gets no other such message, and nothing at
+    all when it is `strict`. `alone`: what the book says about its company."""
 
     delivery: Delivery
     strict: bool
@@ -67,13 +67,14 @@ class Trial:
 @dataclass(slots=True, eq=False)
 class Holder:
     """One per engine and process. `held` is all that the server believes to be with this process, `handed` the part
-    that its consumers were given, by queue. Both are changed in single steps, from any thread."""
+    that its consumers were given. Both are changed in single steps, from any thread."""
 
     held: dict[Key, Delivery] = field(default_factory=dict)
-    handed: dict[str, dict[Key, Delivery]] = field(default_factory=dict)
-    #: at most one of each queue, and until when the process empties itself for one
-    trials: dict[str, Trial] = field(default_factory=dict)
-    waits: dict[str, float] = field(default_factory=dict)
+    handed: dict[Key, Delivery] = field(default_factory=dict)
+    #: whose message is still out, one of them at most within its time: a process dies with all that it has
+    trials: dict[Key, Trial] = field(default_factory=dict)
+    #: until when the process empties itself for one (monotonic)
+    emptying: float | None = None
     epoch: int = 0
     base: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
     started: float = field(default_factory=time.time)
@@ -89,13 +90,13 @@ class Holder:
             delivery.lost = True
         self.held.clear()
         self.trials.clear()
-        self.waits.clear()
+        self.emptying = None
 
     def hold(self, delivery: Delivery) -> None:
         self.held[delivery.place.key] = delivery
 
     def hand(self, delivery: Delivery) -> None:
-        self.handed.setdefault(delivery.queue, {})[delivery.place.key] = delivery
+        self.handed[delivery.place.key] = delivery
 
     def drop(self, delivery: Delivery) -> None:
         """The server does not believe any more that it is here."""
@@ -106,17 +107,12 @@ class Holder:
     def take_back(self, delivery: Delivery) -> None:
         """No consumer has it any more."""
         key = delivery.place.key
-        out = self.handed.get(delivery.queue)
-        if out is not None and out.get(key) is delivery:
-            del out[key]
+        if self.handed.get(key) is delivery:
+            del self.handed[key]
 
     def of(self, consumer: JetStreamConsumer) -> list[Delivery]:
         """What came through a consumer."""
         return [each for each in list(self.held.values()) if each.place.consumer is consumer]
-
-    def company(self, queue: str) -> int:
-        """How many messages of `queue` are out."""
-        return len(self.handed.get(queue, ()))
 
     def listing(self, *, settling: bool, room: int) -> tuple[list[list[Any]], list[Delivery]]:
         """What it holds, for others, in about `room` bytes of JSON at most: queue, stream, durable, and of each message

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import logging
+import math
 import os
 import socket
 import time
@@ -17,7 +18,7 @@ from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery
 from .api import WRONG_SEQUENCE, ApiError
 from .frames import Frame
-from .streams import posix
+from .streams import MESSAGE_TTL, posix
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -29,6 +30,8 @@ DELAY, RATE = 0.2, 5000
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 #: room for headers and subject in the server's limit of a message (bytes)
 HEADERS = 2048
+#: how much longer than a lease a record is kept (seconds)
+SPARE = 5.0
 
 
 class Record:
@@ -85,13 +88,14 @@ class Record:
             joined = not self._sequence
             data, held = self.state(settling=False)
             subject = engine.names.record(engine.holder.name)
-            headers = {EXPECTED: str(self._sequence)}
+            headers = self._life()
             try:
-                self._sequence = await engine.streams.store(Frame(subject, data, "", headers), engine.names.held)
+                self._sequence = await engine.streams.store(
+                    Frame(subject, data, "", {**headers, EXPECTED: str(self._sequence)}), engine.names.held)
             except ApiError as error:
                 if error.code != WRONG_SEQUENCE:
                     raise
-                self._sequence = await self._rewrite(Frame(subject, data))
+                self._sequence = await self._rewrite(Frame(subject, data, "", headers))
                 if not self._sequence:
                     return
             self.written = time.monotonic()
@@ -102,6 +106,12 @@ class Record:
             self._recorded = held
             if joined:
                 engine.tell({"join": engine.holder.name})
+
+    def _life(self) -> dict[str, str]:
+        """Headers: nobody may be left to remove it, and when no lease can run any more it is worth nothing."""
+        if self._engine.streams.known_level < MESSAGE_TTL:
+            return {}
+        return {"Nats-TTL": f"{math.ceil(self._engine.lease + SPARE)}s"}
 
     async def _rewrite(self, frame: Frame) -> int:
         """The record is not as it was left: lost with the server, or replaced because this process was thought dead."""
