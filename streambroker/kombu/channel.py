@@ -190,7 +190,7 @@ class Channel(Topology):
             held.settler.hand_back([held.delivery])
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        self.qos.prefetch_count = prefetch_count or 0
+        self.qos.limit(prefetch_count or 0)
 
     def flow(self, active: bool = True) -> None:
         """Pause or resume deliveries to this channel."""

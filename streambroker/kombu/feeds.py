@@ -166,11 +166,9 @@ class Intake(Feed):
         resting = self._resting()
         if resting is not None:
             return resting
-        due = self.consumer.due()
-        if self._gather_until:
-            left = max(0.0, self._gather_until - time.monotonic())
-            return left if due is None else min(left, due)
-        return due
+        gathered = max(0.0, self._gather_until - time.monotonic()) if self._gather_until else None
+        return min((when for when in (self.consumer.due(), gathered, self.channel.qos.growing()) if when is not None),
+                   default=None)
 
     @property
     def one_by_one(self) -> bool:
@@ -191,12 +189,12 @@ class Intake(Feed):
         self.consumer.close(keep)
 
     def _limit(self) -> int:
+        qos = self.channel.qos
+        free = qos.free(len(self._ready))
         if not self.channel.flowing or not self.listeners:
             return 0
         if self.no_ack:
             return max(0, NO_ACK_FETCH - len(self._ready))
-        qos = self.channel.qos
-        free = qos.free(len(self._ready))
         if free <= 0 or 2 * free >= qos.prefetch_count:
             self._gather_until = 0.0
             return free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Collection
 from functools import partial
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from .channel import Channel
     from .message import Message
 
+#: how long a greater prefetch count waits until it is used: Celery raises it for a task whose eta is over and lowers it
+#: again within one turn of its loop; it would be given one more than it can start (seconds)
+GROWTH = 0.02
 #: how many deliveries are fetched at once when the prefetch count is 0, which means no limit
 UNBOUNDED_FETCH = 64
 
@@ -47,7 +51,27 @@ class QoS:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.prefetch_count = 0
+        self._before = 0
+        self._grown_at = 0.0
         self._held: dict[str, Held] = {}
+
+    def limit(self, count: int) -> None:
+        """Set the prefetch count; 0 means no limit."""
+        if 0 < self.prefetch_count < count:
+            self._before, self._grown_at = self._fetching(), time.monotonic() + GROWTH
+        else:
+            self._before = 0
+        self.prefetch_count = count
+
+    def growing(self) -> float | None:
+        """Seconds until more may be fetched because the count was raised; None when that is over."""
+        return max(0.0, self._grown_at - time.monotonic()) if self._before else None
+
+    def _fetching(self) -> int:
+        """The prefetch count that is in use for fetching."""
+        if self._before and time.monotonic() >= self._grown_at:
+            self._before = 0
+        return min(self._before, self.prefetch_count) if self._before else self.prefetch_count
 
     def can_consume(self) -> bool:
         """Whether one more delivery may be handed over. Celery replaces this method on the instance when
@@ -61,7 +85,8 @@ class QoS:
         """How many more may be fetched when `waiting` are fetched and not handed over."""
         if "can_consume" in self.__dict__:
             return int(not waiting and self.can_consume())
-        most = self.prefetch_count - len(self._held) if self.prefetch_count else UNBOUNDED_FETCH
+        count = self._fetching()
+        most = count - len(self._held) if count else UNBOUNDED_FETCH
         return max(0, most - waiting)
 
     def hold(self, settler: Settler, delivery: Delivery, message: Message) -> None:

@@ -130,7 +130,8 @@ class Pull:
         elif self.sweep is not None and self.sweep.lane is lane:
             self.sweep.left -= 1
             if self.sweep.left <= 0:
-                self._next(self.sweep)
+                # it had all that was asked for; when there is more room meanwhile it may have more
+                self._ask_lane(self.sweep)
         return self.want >= 0
 
     def status(self, lane: Lane, reply: Reply) -> None:

@@ -7,6 +7,7 @@ server: a crash between leaves the message with its lease.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -38,6 +39,8 @@ DOUBTFUL = 5.0
 #: pause before settlements are tried again that the store did not take, and the longest wait for it to say that it has
 #: given messages back (seconds)
 AGAIN, LONGEST = 0.5, 2.0
+#: messages that are copied elsewhere at once
+COPIES = 50
 #: two times of one entry differ by less (seconds)
 SAME = 0.001
 
@@ -183,17 +186,22 @@ class Settles:
                 books.append(engine.books.frame(place, trial=""))
         if books:
             await engine.books.write(books)
-        problem: Exception | None = None
-        for settle in [each for each in batch if each.mode in ("dead", "later")]:
-            try:
-                await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
-            except (StoreConnectionError, StoreError) as error:
-                problem = error
-            else:
-                self._done(batch, settle)
+        leaving = [each for each in batch if each.mode in ("dead", "later")]
+        problems: list[Exception] = []
+        for start in range(0, len(leaving), COPIES):
+            await asyncio.gather(*(self._leave(batch, settle, problems) for settle in leaving[start:start + COPIES]))
         await self._give_back(batch)
-        if problem is not None:
-            raise problem
+        if problems:
+            raise problems[0]
+
+    async def _leave(self, batch: list[Settle], settle: Settle, problems: list[Exception]) -> None:
+        """It is stored elsewhere, then it leaves its queue."""
+        try:
+            await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
+        except (StoreConnectionError, StoreError) as error:
+            problems.append(error)
+        else:
+            self._done(batch, settle)
 
     def _drop_lost(self, batch: list[Settle]) -> None:
         """The link was down, or the store silent, for too long: another process may have it."""
