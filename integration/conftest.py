@@ -16,7 +16,7 @@ from integration.rig import CeleryRig
 from integration.stores import Server, make_server
 from streambroker.testing.faults import Proxy
 from streambroker.testing.natsserver import NatsServer, available_nats_kinds
-from streambroker.testing.servers import RedisServer, available_kinds
+from streambroker.testing.servers import RedisServer, available_kinds, required_kinds
 
 _VERSIONS = pytest.StashKey[dict[str, str]]()
 
@@ -33,14 +33,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`kind` is each kind of --server, `every_kind` each Redis that is here, `every_nats_kind` each nats-server."""
+    """`kind` is each kind of --server. `every_kind` is each Redis among them, by default the oldest and the newest;
+    `every_nats_kind` each nats-server that is here."""
     if "every_kind" in metafunc.fixturenames:
-        metafunc.parametrize("every_kind", available_kinds())
+        metafunc.parametrize("every_kind", _redis_kinds(metafunc.config.getoption("--server") or []))
     if "every_nats_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_nats_kind", available_nats_kinds())
     if "kind" in metafunc.fixturenames:
         # of the session's scope, so that fixtures of a module can ask for it
         metafunc.parametrize("kind", _kinds(metafunc), scope="session")
+
+
+def _redis_kinds(asked: list[str]) -> list[str]:
+    if "all" in asked:
+        return available_kinds()
+    return [kind for kind in asked if not kind.startswith("nats")] or required_kinds()
 
 
 def _kinds(metafunc: pytest.Metafunc) -> list[Any]:

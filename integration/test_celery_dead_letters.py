@@ -29,7 +29,7 @@ def deliveries(ledger: Ledger, name: str) -> list[tuple[int, bool]]:
 
 # ---------------------------------------------------------------- poison
 
-@pytest.mark.parametrize(("pool", "limit"), [("threads", 5), ("solo", 3)])
+@pytest.mark.parametrize(("pool", "limit"), [pytest.param("threads", 5, marks=pytest.mark.long), ("solo", 3)])
 @pytest.mark.usefixtures("at_base")
 def test_poison_ends_at_the_limit_and_spares_its_neighbours(server: Server, celery: CeleryRig, ledger: Ledger,
                                                             pool: str, limit: int) -> None:

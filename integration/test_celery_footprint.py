@@ -82,7 +82,7 @@ def test_idle_workers_ask_for_little(fresh: Callable[..., Server], tmp_path: Pat
             rig.send("work", "first")
             rig.ledger.wait("end", 1, 10)
         time.sleep(21)  # what follows a start: a search for lost answers
-        opened, seconds = [connects(server) for server in servers], 30
+        opened, seconds = [connects(server) for server in servers], 15
         with ThreadPoolExecutor() as threads:
             sent = list(threads.map(lambda server: requests(server, seconds), servers))
         own = 0 if isinstance(servers[0], NatsServer) else 3

@@ -65,7 +65,8 @@ def restart(first: CeleryWorker, second: CeleryWorker) -> None:
 
 
 @pytest.mark.parametrize(("acks", "rounds"), [
-    ("late", 5), ("early", 3), pytest.param("late", 30, marks=LONG), pytest.param("early", 30, marks=LONG)])
+    ("late", 5), pytest.param("early", 3, marks=LONG),
+    pytest.param("late", 30, marks=LONG), pytest.param("early", 30, marks=LONG)])
 @pytest.mark.usefixtures("at_base")
 def test_rolling_restarts_under_load_lose_nothing(server: Server, celery: CeleryRig, ledger: Ledger, acks: str,
                                                   rounds: int) -> None:

@@ -95,7 +95,8 @@ def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path,
     run.nothing_left()
 
 
-@pytest.mark.parametrize(("engine", "answers"), [("redis", answers_ping), ("jetstream", answers_info)])
+@pytest.mark.parametrize(("engine", "answers"), [
+    pytest.param("redis", answers_ping, marks=pytest.mark.long), ("jetstream", answers_info)])
 def test_keep_leaves_the_server_and_says_how_to_stop_it(runs: list[Run], folder: Path, engine: str,
                                                         answers: Callable[[tuple[str, int]], bool]) -> None:
     run = Run(folder, "--keep", "--engine", engine)
@@ -116,8 +117,9 @@ def test_keep_leaves_the_server_and_says_how_to_stop_it(runs: list[Run], folder:
 
 
 @pytest.mark.parametrize(("line", "number"), [
-    ("two Celery workers start", signal.SIGINT), ("both consume", signal.SIGTERM), ("are killed", signal.SIGINT)],
-    ids=["early", "middle", "late"])
+    ("two Celery workers start", signal.SIGINT), ("are killed", signal.SIGINT),
+    pytest.param("both consume", signal.SIGTERM, marks=pytest.mark.long)],
+    ids=["early", "late", "middle"])
 def test_it_can_be_interrupted_at_any_time(line: str, number: int, runs: list[Run], folder: Path) -> None:
     run = Run(folder)
     runs.append(run)

@@ -50,12 +50,12 @@ def wait_until(condition: Callable[[], Any], timeout: float, what: str, pause: f
 
 
 def required_kinds() -> list[str]:
-    """Kinds that must be there: the `dev` extra installs them on this platform."""
+    """Kinds that must be there, the newest and the oldest that the `dev` extra installs on this platform."""
     kinds = ["valkey"]
     if sys.platform == "linux":
         if sys.version_info < (3, 13):
             kinds.append("redis62")
-        if os.uname().machine == "x86_64":
+        elif os.uname().machine == "x86_64":
             kinds.append("redis82")
     return kinds
 
