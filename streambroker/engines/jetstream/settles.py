@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .engine import JetStreamEngine
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ACK, NAK, TERM, BUSY = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 #: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
@@ -189,19 +192,32 @@ class Settles:
         leaving = [each for each in batch if each.mode in ("dead", "later")]
         problems: list[Exception] = []
         for start in range(0, len(leaving), COPIES):
-            await asyncio.gather(*(self._leave(batch, settle, problems) for settle in leaving[start:start + COPIES]))
+            await self._leave(batch, leaving[start:start + COPIES], problems)
         await self._give_back(batch)
         if problems:
             raise problems[0]
 
-    async def _leave(self, batch: list[Settle], settle: Settle, problems: list[Exception]) -> None:
-        """It is stored elsewhere, then it leaves its queue."""
-        try:
-            await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
-        except (StoreConnectionError, StoreError) as error:
-            problems.append(error)
-        else:
-            self._done(batch, settle)
+    async def _leave(self, batch: list[Settle], leaving: list[Settle], problems: list[Exception]) -> None:
+        """They are stored elsewhere, then they leave their queues."""
+        async def tried(work: Awaitable[T]) -> T | None:
+            try:
+                return await work
+            except (StoreConnectionError, StoreError) as error:
+                problems.append(error)
+                return None
+
+        there = await asyncio.gather(*(tried(self._is_there(settle.delivery)) for settle in leaving))
+        # all begin at once, in their order: answers to requests may come in any
+        copied = await asyncio.gather(*(
+            tried(self._copy(settle)) for settle, found in zip(leaving, there, strict=True) if found))
+        done = {id(settle) for settle in copied if settle is not None}
+        for settle, found in zip(leaving, there, strict=True):
+            if found is False or id(settle) in done:
+                self._done(batch, settle)
+
+    async def _copy(self, settle: Settle) -> Settle:
+        await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
+        return settle
 
     def _drop_lost(self, batch: list[Settle]) -> None:
         """The link was down, or the store silent, for too long: another process may have it."""
@@ -248,8 +264,6 @@ class Settles:
     async def bury(self, settle: Settle) -> None:
         """To the dead letters; from the queue only when it is stored there."""
         engine, delivery = self._engine, settle.delivery
-        if not await self._is_there(delivery):
-            return
         await engine.streams.aensure(engine.names.dead)
         number = await engine.streams.store(
             grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name), engine.names.dead)
@@ -265,8 +279,6 @@ class Settles:
         """A copy that waits takes its place; the id of the copy keeps a repetition from storing it twice."""
         engine, delivery = self._engine, settle.delivery
         place = delivery.place
-        if not await self._is_there(delivery):
-            return
         envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
         unique = f"later-{place.stream}-{place.sequence}-{int(place.entered * 1000)}-{place.raw}"
         frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
