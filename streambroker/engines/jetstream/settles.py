@@ -206,6 +206,8 @@ class Settles:
                 problems.append(error)
                 return None
 
+        if any(settle.mode == "dead" for settle in leaving):
+            await self._engine.streams.aensure(self._engine.names.dead)
         there = await asyncio.gather(*(tried(self._is_there(settle.delivery)) for settle in leaving))
         # all begin at once, in their order: answers to requests may come in any
         copied = await asyncio.gather(*(
@@ -264,7 +266,6 @@ class Settles:
     async def bury(self, settle: Settle) -> None:
         """To the dead letters; from the queue only when it is stored there."""
         engine, delivery = self._engine, settle.delivery
-        await engine.streams.aensure(engine.names.dead)
         number = await engine.streams.store(
             grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name), engine.names.dead)
         if not engine.link.post([Frame(delivery.place.reply, TERM)]):
