@@ -62,6 +62,14 @@ def denials(server: RedisServer) -> list[str]:
                 if entry["username"] == USER and not entry["object"].startswith("client")]
 
 
+def day_of_a_producer(url: str) -> None:
+    with Connection(url) as connection:
+        channel = connection.channel()
+        Queue("celery", Exchange("media", "topic"), routing_key="image.*")(channel).declare()
+        Producer(channel).publish([], routing_key="unused")
+        channel.queue_delete("unused")
+
+
 def day_of_workers(celery: CeleryRig) -> None:
     """Tasks of all kinds, events, remote control, a worker that is killed."""
     ledger = celery.ledger
@@ -156,11 +164,7 @@ def test_the_documented_user_can_do_everything(guarded: RedisServer, plain_celer
     celery.use(url, backend="rpc://", arguments={"with-dlx": {"x-dead-letter-exchange": "",
                                                               "x-dead-letter-routing-key": "graves"}},
                queues=["celery", "with-dlx", "graves-keeper"])
-    with Connection(url) as connection:
-        channel = connection.channel()
-        Queue("celery", Exchange("media", "topic"), routing_key="image.*")(channel).declare()
-        Producer(channel).publish([], routing_key="unused")
-        channel.queue_delete("unused")
+    day_of_a_producer(url)
     day_of_workers(celery)
     celery.app.backend.result_consumer.stop()
     day_of_an_operator(celery, url)
