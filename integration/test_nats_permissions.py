@@ -18,7 +18,7 @@ from integration.worker import ROOT
 from streambroker.testing.natsserver import NatsServer
 
 USER, PASSWORD = "jobs", "secret"
-DENIED = "Permissions Violation"
+DENIED = " Violation - "
 
 
 def documented_user() -> str:
