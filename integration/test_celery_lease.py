@@ -172,7 +172,6 @@ def test_a_silence_shorter_than_the_lease_doubles_nothing(server: Server, celery
     celery.finish()
 
 
-@pytest.mark.only_on("redis", "a nats-server that is away longer than the lease may double: not mended yet")
 def test_a_server_that_restarts_doubles_nothing(fresh: Callable[..., Server], celery: CeleryRig) -> None:
     """Rows 22, 29: running tasks survive a server that is killed, one that restarts cleanly, and one that is away for
     longer than the lease."""

@@ -27,6 +27,8 @@ PARK = 0.25
 PASSES, CROWD, CROWDED = (0.0, 0.05, 0.1, 0.2), 50, 1.0
 #: how long a driver who was woken may take to come (seconds)
 STILL = 1.0
+#: pause before a message is looked at again that may have been taken by others (seconds)
+UNSURE = 0.1
 
 
 class Choice:
@@ -53,8 +55,15 @@ class Choice:
                 delivery = self._next(lane.queue, lane.pool, now)
                 if delivery is None:
                     break
+                if not delivery.lost and self._engine.is_unsure(delivery):
+                    if self._consumer.no_ack:
+                        lane.pool.remove(delivery)
+                        continue
+                    # the watch asks the others
+                    self._soon(now + UNSURE)
+                    break
                 lane.pool.remove(delivery)
-                if delivery.lost or self._engine.is_lost(delivery):
+                if delivery.lost:
                     self._engine.holder.drop(delivery)
                     continue
                 if self._expired(delivery):

@@ -281,13 +281,14 @@ class JetStreamConsumer:
     def ack(self, delivery: Delivery) -> None:
         if self._settling(delivery):
             self._engine.holder.drop(delivery)
+            self._engine.claims.acked(delivery.place)
             self._engine.settles.ack(delivery.place.reply)
             if delivery.place.book is not None:
                 self._engine.books.close(delivery.place)
 
     def forget(self, delivery: Delivery) -> bool:
         """Without acknowledgements a message leaves the store as it is handed out; False when another may have it."""
-        if self._engine.is_lost(delivery):
+        if self._engine.is_overdue(delivery):
             return False
         self.ack(delivery)
         return True
@@ -316,8 +317,7 @@ class JetStreamConsumer:
     def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
         if not self._settling(delivery):
             return
-        if delivery.lost or self._engine.is_lost(delivery):
-            delivery.lost = True
+        if delivery.lost:
             logger.debug("the lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
             self._engine.holder.drop(delivery)
             return

@@ -23,6 +23,7 @@ from .admin import delete_queue
 from .api import Api
 from .books import Books
 from .census import Census, take_census
+from .claims import Claims
 from .consumer import JetStreamConsumer
 from .consumption import Consumption
 from .delays import LateRelay
@@ -89,6 +90,7 @@ class JetStreamEngine:
         self.closed = False
         self.holder = Holder()
         self.watch = Watch(self)
+        self.claims = Claims(self)
         self.chores = Chores(str(self.address))
         self.janitor = RowJanitor(self)
         self.relay = LateRelay(self)
@@ -100,6 +102,7 @@ class JetStreamEngine:
     def _connected(self) -> None:
         if self.link.epoch > 1:
             self.streams.forget_all()
+            self.claims.reconnected()
         self.settles.reconnected()
         self.watch.reconnected()
         for consumer in self.consumption.consumers():
@@ -218,10 +221,14 @@ class JetStreamEngine:
         return JetStreamConsumer(self, queues, no_ack)
 
     # ------------------------------------------------------------------ what is held
-    def is_lost(self, delivery: Delivery) -> bool:
-        """Whether its lease may have run out: nothing but an ack is safe then."""
+    def is_overdue(self, delivery: Delivery) -> bool:
+        """Whether its lease may have run out."""
         place = delivery.place
         return bool(time.monotonic() - place.renewed > place.lease * 0.97)
+
+    def is_unsure(self, delivery: Delivery) -> bool:
+        """Whether another process may have it: nothing but an ack is safe before the others were asked."""
+        return delivery.place.doubt or self.is_overdue(delivery)
 
     def let_go(self, delivery: Delivery) -> None:
         """It is settled or lost: no consumer has it any more."""

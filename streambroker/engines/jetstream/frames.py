@@ -121,6 +121,7 @@ class AckPlace(NamedTuple):
     raw: int
     sequence: int
     time: float
+    stream: str
 
 
 def read_place(reply: Reply) -> AckPlace | None:
@@ -130,7 +131,8 @@ def read_place(reply: Reply) -> AckPlace | None:
     parts = reply.reply.split(".")
     first = 4 if len(parts) == 9 else 6
     try:
-        return AckPlace(int(parts[first]), int(parts[first + 1]), int(parts[first + 3]) / 1e9)
+        return AckPlace(int(parts[first]), int(parts[first + 1]), int(parts[first + 3]) / 1e9,
+                        parts[first - 2])
     except (ValueError, IndexError):
         return None
 

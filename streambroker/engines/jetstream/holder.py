@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ...message import Delivery
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 #: longest listing of one message (bytes)
 ROW = 48
+
+
+class Phase(Enum):
+    """Whether a delivery is this process's: it has it, asks others whether they do, or drops it because one does."""
+
+    HAS = 1
+    ASKS = 2
+    DROPS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +56,11 @@ class Place:
     last: bool = False
     #: the record of this process names it
     recorded: bool = False
+    phase: Phase = Phase.HAS
+    #: the link broke since it was sure that nobody else has it
+    doubt: bool = False
+    #: the highest count of a delivery that others got meanwhile and asked about
+    asked: int = 0
 
     @property
     def key(self) -> Key:
@@ -84,13 +98,11 @@ class Holder:
         return f"{self.base}.{self.epoch}" if self.epoch else self.base
 
     def rename(self) -> None:
-        """It was declared gone: nothing that it held is its own any more, and it goes on under another name."""
+        """It was declared gone: it goes on under another name, with what nobody else has taken."""
         self.epoch += 1
         for delivery in list(self.held.values()):
-            delivery.lost = True
-        self.held.clear()
-        self.trials.clear()
-        self.emptying = None
+            delivery.place.doubt = True
+            delivery.place.recorded = False
 
     def hold(self, delivery: Delivery) -> None:
         self.held[delivery.place.key] = delivery
@@ -126,7 +138,7 @@ class Holder:
             room -= ROW if group in groups else ROW + 6 * sum(map(len, group))
             if room < 0:
                 break
-            if settling or not each.settled:
+            if place.phase is Phase.HAS if settling else not each.settled:
                 listed.append(each)
                 groups.setdefault(group, []).append([place.sequence, round(now - place.got, 3), each.count])
         return [[*group, rows] for group, rows in groups.items()], listed

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from ...errors import StoreConnectionError, StoreError
 from ...message import Delivery, Message
 from .books import Book
+from .claims import DONE
 from .envelope import Envelope, decode
 from .frames import Reply, read_place
-from .holder import Place
+from .holder import Key, Phase, Place
 from .lane import Lane
 from .settles import Settle
 
@@ -30,8 +31,8 @@ AGAIN = 0.5
 
 
 class Intake:
-    """Messages that were never delivered before go straight on. One that was is looked up in its book first, and what
-    comes after it waits, so that the order stays."""
+    """Messages that were never delivered before go straight on. Of one that was, others are asked whether they have it,
+    and its book is read; what comes after it waits, so that the order stays."""
 
     def __init__(self, engine: JetStreamEngine, consumer: JetStreamConsumer) -> None:
         self._engine = engine
@@ -53,38 +54,49 @@ class Intake:
             lane.newest = place.sequence, place.entered
             self._engine.watch.made_anew(lane.stream)
         delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
-        if self._engine.is_lost(delivery):
+        if self._engine.is_overdue(delivery):
             logger.debug("%s in %s comes too late, its lease is over", delivery.id, delivery.queue)
             self._consumer.refund()
             return
+        doubtful = self._engine.claims.doubtful(place)
         if not self._consumer.no_ack:
-            known = self._engine.holder.held.get(place.key)
-            if known is not None and self._goes_on(known, place):
+            if doubtful and self._is_here(place):
                 self._consumer.refund()
                 return
-            if known is not None:
-                # the server took it from us and gave it back: whoever works on the first copy has lost it
-                known.lost = not known.settled
-                self._engine.let_go(known)
             self._engine.holder.hold(delivery)
             self._engine.watch.record.changed()
-        if place.raw == 1 and not surplus and self._idle.is_set():
+        if not doubtful and not surplus and self._idle.is_set():
             self._admit(lane, delivery)
             return
+        if doubtful and not self._consumer.no_ack:
+            place.phase = Phase.ASKS
         self._waiting.append((lane, delivery, surplus))
         if self._idle.is_set():
             self._idle.clear()
             self._engine.link.spawn(self._work())
 
-    def _goes_on(self, known: Delivery, place: Place) -> bool:
-        """Nobody had it meanwhile: a server that was killed forgets deliveries of its last moment. What runs here keeps
-        the message, and settles the new delivery."""
-        old = known.place
-        if (known.settled or known.lost or self._engine.is_lost(known) or place.entered != old.entered
-                or place.raw > old.raw + 1):
+    def _is_here(self, place: Place) -> bool:
+        """Whether this process has it, or is done with it. What runs here keeps the message, unless others took it
+        meanwhile, and settles the new delivery."""
+        engine = self._engine
+        if engine.claims.is_done(place):
+            engine.settles.ack(place.reply)
+            return True
+        known = engine.holder.held.get(place.key)
+        if known is None or known.lost or known.place.entered != place.entered:
             return False
         logger.debug("%s in %s was delivered again while it is here", known.id, known.queue)
-        old.reply, old.raw, old.renewed = place.reply, place.raw, place.renewed
+        old = known.place
+        old.reply = place.reply
+        if old.phase is not Phase.HAS:
+            old.raw = max(old.raw, place.raw)
+            old.renewed = place.renewed
+            return True
+        # who had it in between may have it still
+        old.doubt = old.doubt or place.raw > old.raw + 1
+        engine.claims.again(known, place.raw)
+        if not engine.is_unsure(known):
+            old.renewed = place.renewed
         return True
 
     def _place(self, lane: Lane, reply: Reply) -> Place | None:
@@ -102,26 +114,43 @@ class Intake:
             while self._waiting:
                 batch = list(self._waiting)
                 self._waiting.clear()
-                again = [delivery.place for _, delivery, _ in batch if delivery.place.raw > 1]
-                while again:
-                    try:
-                        await self._engine.books.read(again)
-                        break
-                    except (StoreConnectionError, StoreError) as error:
-                        logger.debug("cannot look up what came back: %s", error)
-                        await asyncio.sleep(AGAIN)
+                claims = await self._look_up([delivery.place for _, delivery, _ in batch])
                 for lane, delivery, surplus in batch:
-                    if delivery.lost or self._engine.is_lost(delivery):
-                        self._engine.let_go(delivery)
-                        self._engine.holder.drop(delivery)
-                        self._consumer.refund()
-                    elif surplus:
+                    claim = claims.get(delivery.place.key)
+                    if claim == DONE:
+                        self._engine.settles.ack(delivery.place.reply)
+                    if claim or delivery.lost or self._engine.is_overdue(delivery):
+                        self._drop(delivery)
+                        continue
+                    if delivery.place.phase is not Phase.HAS:
+                        delivery.place.phase, delivery.place.doubt = Phase.HAS, False
+                    if surplus:
                         self._consumer.refund()
                         self._consumer.hand_back([delivery])
                     else:
                         self._admit(lane, delivery)
         finally:
             self._idle.set()
+
+    async def _look_up(self, places: list[Place]) -> dict[Key, str]:
+        """What others say of those that may have been out before; their books are read."""
+        engine = self._engine
+        doubtful = [place for place in places if place.phase is Phase.ASKS]
+        again = [place for place in places if place.raw > 1]
+        while doubtful or again:
+            try:
+                claims, _ = await asyncio.gather(engine.claims.look(doubtful), engine.books.read(again))
+                return claims
+            except (StoreConnectionError, StoreError) as error:
+                logger.debug("cannot look up what came back: %s", error)
+                await asyncio.sleep(AGAIN)
+        return {}
+
+    def _drop(self, delivery: Delivery) -> None:
+        """Without a word: it is another process's, or comes again."""
+        delivery.lost = True
+        self._engine.let_go(delivery)
+        self._consumer.refund()
 
     async def finish(self) -> None:
         """Return when nothing is being looked up."""

@@ -21,7 +21,7 @@ from .api import ApiError
 from .books import Book
 from .delays import delay_frame
 from .envelope import Envelope
-from .frames import Frame
+from .frames import Frame, Reply, read_place
 from .graves import grave_frame
 from .streams import posix
 
@@ -123,6 +123,10 @@ class Settles:
         again = [frame for when, frame in list(self._sent) if when >= start]
         if again:
             self._engine.link.post(again)
+        for frame in [*again, *list(self._acks)]:
+            place = read_place(Reply("", b"", frame.subject))
+            if place is not None:
+                self._engine.claims.remember((place.stream, place.sequence), place.time)
         self.send_acks()
         self._kick()
 
@@ -171,7 +175,7 @@ class Settles:
     async def _settle(self, batch: list[Settle]) -> None:
         """Takes out of `batch` what is done, so that the rest can be repeated."""
         engine = self._engine
-        self._drop_lost(batch)
+        await self._drop_lost(batch)
         batch.sort(key=lambda settle: settle.delivery.place.key)
         if any(settle.delivery.place.recorded for settle in batch):
             await engine.watch.record.write()
@@ -221,10 +225,12 @@ class Settles:
         await (self.bury(settle) if settle.mode == "dead" else self._move(settle))
         return settle
 
-    def _drop_lost(self, batch: list[Settle]) -> None:
-        """The link was down, or the store silent, for too long: another process may have it."""
-        for settle in [each for each in batch if self._engine.is_lost(each.delivery)]:
-            settle.delivery.lost = True
+    async def _drop_lost(self, batch: list[Settle]) -> None:
+        """The link was down, or the store silent, for too long: another process may have taken it."""
+        unsure = [each.delivery for each in batch if not each.delivery.lost and self._engine.is_unsure(each.delivery)]
+        if unsure:
+            await self._engine.claims.confirm(unsure)
+        for settle in [each for each in batch if each.delivery.lost]:
             self._done(batch, settle)
 
     def _done(self, batch: list[Settle], settle: Settle) -> None:
@@ -235,7 +241,7 @@ class Settles:
         """Once: a repetition, as one that comes late, would take the message from the next holder. What a break loses
         comes back when its lease is over."""
         engine = self._engine
-        self._drop_lost(batch)
+        await self._drop_lost(batch)
         back = [settle for settle in batch if settle.mode in ("back", "pass", "nack")]
         frames = [Frame(settle.delivery.place.reply, NAK if settle.delay <= 0 else
                         b'-NAK {"delay": %d}' % int(settle.delay * 1e9)) for settle in back]
@@ -281,7 +287,7 @@ class Settles:
         engine, delivery = self._engine, settle.delivery
         place = delivery.place
         envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
-        unique = f"later-{place.stream}-{place.sequence}-{int(place.entered * 1000)}-{place.raw}"
+        unique = f"later-{place.stream}-{place.sequence}-{int(place.entered * 1000)}-{delivery.count}"
         frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
         stream = engine.stream_of(frame.subject, delivery.queue)
         await engine.streams.aensure(stream, delivery.queue)

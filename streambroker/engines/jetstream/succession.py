@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ...errors import StoreConnectionError, StoreError
 from .api import WRONG_SEQUENCE, ApiError
 from .census import Census, read
+from .claims import GRACE
 from .frames import Frame
 from .names import untoken
 from .orphans import Orphans, may_hand_back
@@ -66,7 +67,9 @@ class Succession:
 
     def restart(self) -> None:
         """What was seen before a break proves nothing."""
-        self._refresh_at = self._look_at = 0.0
+        self._refresh_at = 0.0
+        # others may still be on their way back
+        self._look_at = time.monotonic() + GRACE if self._engine.link.epoch > 1 else 0.0
         self._silent.clear()
         self._old.clear()
 

@@ -7,12 +7,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Delivery
 from .advisories import watch_advisories
 from .frames import Frame, Reply
+from .holder import Phase
 from .link import Listener
 from .record import Record
 from .settles import BUSY
@@ -67,7 +69,7 @@ class Watch:
             consumer.look(now)
         if now - engine.link.proved > self.lease / PROVE:
             self._begin("prove", self._prove)
-        self._begin("renew", self._renew)
+        self._renew()
         if not self._listeners and now >= self._listen_at:
             self._begin("listen", self._listen)
         if engine.consumption.queues() or engine.holder.held:
@@ -149,9 +151,11 @@ class Watch:
             logger.debug("cannot tell what is consumed: %s", error)
 
     def reconnected(self) -> None:
-        """The record may be gone with the server, and with it what others know."""
+        """The record may be gone with the server, and with it what others know; leases may be over."""
         self.succession.restart()
         self.record.written = float("-inf")
+        if self._running:
+            self._turn()
 
     def _rename(self) -> None:
         """Listen on the new name's subject."""
@@ -169,8 +173,11 @@ class Watch:
 
     # ------------------------------------------------------------------ answering
     def _asked(self, reply: Reply) -> None:
-        if reply.reply:
+        if reply.data.startswith(b"{"):
+            data = self._engine.claims.answer(reply)
+        else:
             data = self.record.state(settling=True)[0] if reply.data else b"1"
+        if reply.reply:
             self._engine.link.post([Frame(reply.reply, data)])
 
     def _news(self, reply: Reply) -> None:
@@ -188,17 +195,42 @@ class Watch:
         """A link that died unseen costs leases."""
         await self._engine.link.aprove(max(SHORTEST, min(LONGEST, self.lease / PROVE)))
 
-    async def _renew(self) -> None:
+    def _renew(self) -> None:
         now = time.monotonic()
-        lanes: dict[tuple[str, str], list[Delivery]] = {}
+        due: list[Delivery] = []
+        unsure: list[Delivery] = []
         for delivery in list(self._engine.holder.held.values()):
             place = delivery.place
-            if self._engine.is_lost(delivery):
-                delivery.lost = True
-                self._engine.let_go(delivery)
-            elif not delivery.settled and now - place.renewed > place.lease / 3:
-                lanes.setdefault((place.stream, place.durable), []).append(delivery)
+            if delivery.settled:
+                continue
+            if not self._engine.is_unsure(delivery):
+                if now - place.renewed > place.lease / 3:
+                    due.append(delivery)
+            elif place.phase is Phase.HAS:
+                unsure.append(delivery)
+        if due:
+            self._begin("renew", partial(self._renew_all, due))
+        if unsure:
+            self._begin("confirm", partial(self._confirm, unsure))
+
+    async def _renew_all(self, due: list[Delivery]) -> None:
+        lanes: dict[tuple[str, str], list[Delivery]] = {}
+        for delivery in due:
+            lanes.setdefault((delivery.place.stream, delivery.place.durable), []).append(delivery)
         await asyncio.gather(*(self._renew_lane(found) for found in lanes.values()))
+
+    async def _confirm(self, unsure: list[Delivery]) -> None:
+        """Ask others for them, as one whom others can ask, and renew what is still held here."""
+        await self._listen()
+        if self.record.written == float("-inf"):
+            await self.record.write()
+        await self._engine.claims.confirm(unsure)
+        await self._renew_all([each for each in unsure if not each.lost and not each.settled])
+        lost = sum(each.lost for each in unsure)
+        if lost:
+            self._engine.chores.report(f"{lost} messages went to others, since this process was silent for too long")
+        for consumer in self._engine.consumption.consumers():
+            consumer.wake()
 
     async def _renew_lane(self, due: list[Delivery]) -> None:
         """Of one consumer of the server: each may be led by another node."""
