@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: how long after a reconnect the others may still be on their way back (seconds)
-GRACE = 4.0
+GRACE = 3.0
 #: how long nobody must answer for a process whose record names the message (seconds)
 PROOF = 2.0
 #: the longest wait for an answer, the part of a lease that it is at most, and the wait for who was silent lately

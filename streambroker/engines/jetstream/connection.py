@@ -27,7 +27,7 @@ from .waiter import Waiter
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 #: after so long an answer is overdue, and how long the answer to a ping may then take (seconds)
 OVERDUE, PONG = 1.0, 1.5
 _INBOX = 0
