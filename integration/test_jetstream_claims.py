@@ -126,6 +126,7 @@ def test_who_starts_after_an_outage_takes_nothing_either(own: NatsServer, make: 
     holder = make(own)
     holder.publish("q", messages("a"))
     held = drain(holder.consume(["q"]), 1)
+    until(lambda: bool(held[0].place.recorded))
     away(own, 2 * LEASE, hard=False)
     fresh = make(own).consume(["q"])
     assert fresh.receive(3 * LEASE) == []

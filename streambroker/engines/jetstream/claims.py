@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 GRACE = 3.0
 #: how long nobody must answer for a process whose record names the message (seconds)
 PROOF = 2.0
+#: how old a look may be for the next one to go on from it (seconds)
+SEEN = 10.0
 #: the longest wait for an answer, the part of a lease that it is at most, and the wait for who was silent lately
 ANSWER, OF_LEASE, SHORT = 1.0, 0.25, 0.05
 #: how long who was silent counts as that (seconds)
@@ -66,6 +68,8 @@ class Claims:
         self._names_at = float("-inf")
         #: processes that did not answer, and until when they are hardly waited for
         self._silent: dict[str, float] = {}
+        #: processes that nobody answers for: since when, and when that was seen last
+        self._absent: dict[str, tuple[float, float]] = {}
         #: acknowledged here, and when the message was stored
         self._done: dict[Key, float] = {}
 
@@ -75,6 +79,7 @@ class Claims:
         self._before = self._engine.streams.surely_ahead()
         self._names_at = float("-inf")
         self._silent.clear()
+        self._absent.clear()
         for delivery in list(self._engine.holder.held.values()):
             delivery.place.doubt = True
 
@@ -102,15 +107,13 @@ class Claims:
         StoreConnectionError, StoreError."""
         found: dict[Key, str] = {}
         asked = {place.key: place for place in places}
-        absent: dict[str, float] = {}
         silent: set[str] = set()
         while asked:
             waits: set[Key] = set()
             told = await self._ask_all("take", list(asked.values()), silent)
             for name, rows in told.items():
                 if rows is None:
-                    since = absent.setdefault(name, time.monotonic())
-                    waits |= await self._may_have(name, asked.keys(), since)
+                    waits |= await self._may_have(name, asked.keys())
                     continue
                 for key, what, raw in rows:
                     if key in asked and what != ASKS:
@@ -127,12 +130,16 @@ class Claims:
             self._tell_taken(silent, [place for place in places if place.key not in found])
         return found
 
-    async def _may_have(self, name: str, keys: Collection[Key], since: float) -> set[Key]:
-        """What a process may have that nobody has answered for since then."""
+    async def _may_have(self, name: str, keys: Collection[Key]) -> set[Key]:
+        """What a process may have that nobody answers for."""
+        now = time.monotonic()
+        since, seen = self._absent.get(name, (now, now))
+        if now - seen > SEEN:
+            since = now
+        self._absent[name] = since, now
         record = await self._engine.watch.record.read(name)
         if record is None or record[0].get("gone"):
             return set()
-        now = time.monotonic()
         if now - self._since < GRACE:
             return set(keys)
         if now - since >= PROOF:
@@ -224,6 +231,7 @@ class Claims:
                 return None
             found += _read(reply.data)
         self._silent.pop(name, None)
+        self._absent.pop(name, None)
         return found
 
     # ------------------------------------------------------------------ answering
