@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .frames import Reply
-from .waiter import Waiter
 
 
 class Asker(Protocol):
@@ -16,19 +15,23 @@ class Asker(Protocol):
         """In the loop's thread. None: the link broke."""
 
 
-class Batch:
-    """Requests of one thread."""
+class Bell(Protocol):
+    def set(self) -> object: ...
 
-    def __init__(self, count: int, waiter: Waiter) -> None:
+
+class Batch:
+    """Requests of one thread or coroutine, which waits for `bell`."""
+
+    def __init__(self, count: int, bell: Bell) -> None:
         self.replies: list[Reply | None] = [None] * count
         self._left = count
-        self._waiter = waiter
+        self._bell = bell
 
     def answer(self, index: int, reply: Reply | None) -> None:
         self.replies[index] = reply
         self._left -= 1
         if not self._left:
-            self._waiter.set()
+            self._bell.set()
 
 
 class Ask:

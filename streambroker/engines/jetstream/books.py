@@ -66,8 +66,20 @@ class Books:
 
     async def read(self, places: Sequence[Place]) -> None:
         """Set `place.book` of each."""
-        for start in range(0, len(places), WINDOW):
-            await asyncio.gather(*(self._read(place) for place in places[start:start + WINDOW]))
+        left = list(places)
+        if self._engine.settings.replicas == 1:
+            replies = await self._engine.link.asks([self._request(place) for place in places], timeout=5.0)
+            for place, reply in zip(places, replies, strict=True):
+                if reply is not None and reply.status in (0, 404):
+                    place.book = _decode(b"" if reply.status else reply.data)
+            left = [place for place, reply in zip(places, replies, strict=True)
+                    if reply is None or reply.status not in (0, 404)]
+        for start in range(0, len(left), WINDOW):
+            await asyncio.gather(*(self._read(place) for place in left[start:start + WINDOW]))
+
+    def _request(self, place: Place) -> Frame:
+        names = self._engine.names
+        return Frame(f"{self._engine.api.prefix}.DIRECT.GET.{names.state}.{names.book(place.stream, place.sequence)}")
 
     async def _read(self, place: Place) -> None:
         subject = self._engine.names.book(place.stream, place.sequence)
@@ -75,8 +87,7 @@ class Books:
         if self._engine.settings.replicas > 1:
             data = await self._read_of_leader(state, subject)
         else:
-            reply = await self._engine.link.ask(
-                Frame(f"{self._engine.api.prefix}.DIRECT.GET.{state}.{subject}"), timeout=5.0)
+            reply = await self._engine.link.ask(self._request(place), timeout=5.0)
             if reply.status not in (0, 404):
                 # no leader, or the stream is gone: that tells nothing about the book
                 self._engine.streams.forget(state)
@@ -105,9 +116,7 @@ class Books:
     async def write(self, frames: Sequence[Frame]) -> None:
         """Returns when they are stored. Raises StoreError, StoreConnectionError."""
         await self._engine.streams.aensure(self._engine.names.state)
-        for start in range(0, len(frames), WINDOW):
-            await asyncio.gather(*(self._engine.streams.store(frame, self._engine.names.state)
-                                   for frame in frames[start:start + WINDOW]))
+        await self._engine.streams.store_all(frames, self._engine.names.state)
 
     # ------------------------------------------------------------------ the end of a book
     def close(self, place: Place) -> None:

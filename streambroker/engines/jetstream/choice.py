@@ -52,15 +52,12 @@ class Choice:
         got: list[Delivery] = []
         for lane in self._order():
             while lane.pool and len(got) < limit:
-                delivery = self._next(lane.queue, lane.pool, now)
-                if delivery is None:
-                    break
-                if not delivery.lost and self._engine.is_unsure(delivery):
-                    if self._consumer.no_ack:
-                        lane.pool.remove(delivery)
-                        continue
+                if self._unsure(lane.pool[0]):
                     # the watch asks the others
                     self._soon(now + UNSURE)
+                    break
+                delivery = self._next(lane.queue, lane.pool, now)
+                if delivery is None:
                     break
                 lane.pool.remove(delivery)
                 if delivery.lost:
@@ -92,6 +89,9 @@ class Choice:
             left += [each for each in lane.pool if not each.place.last]
             lane.pool[:] = [each for each in lane.pool if each.place.last]
         return left
+
+    def _unsure(self, delivery: Delivery) -> bool:
+        return not self._consumer.no_ack and not delivery.lost and self._engine.is_unsure(delivery)
 
     def release(self, now: float) -> None:
         """What waits behind a message on trial goes to others after a moment: most trials are short."""

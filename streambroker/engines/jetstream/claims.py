@@ -94,8 +94,8 @@ class Claims:
             self.remember(place.key, place.entered)
 
     def remember(self, key: Key, entered: float) -> None:
-        while len(self._done) >= MOST:
-            self._done.pop(next(iter(self._done)), None)
+        if len(self._done) >= MOST:
+            self._done = dict(list(self._done.items())[MOST // 2:])
         self._done[key] = entered
 
     def is_done(self, place: Place) -> bool:

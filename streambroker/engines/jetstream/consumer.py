@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 PATIENCE = 0.1
 #: room that a dead letter needs beside its message (bytes)
 GRAVE_HEADERS = 4096
-#: how long closing waits for the store (seconds)
-FAREWELL = 2.0
+#: how long closing waits for the store to do something, and as long as it does (seconds)
+FAREWELL, LONGEST = 2.0, 30.0
 #: a driver has no room when he says so for this long: he may only gather it (seconds)
 FULL = 0.1
 #: among as many queues the first one differs
@@ -351,7 +351,7 @@ class JetStreamConsumer:
             if id(delivery) not in kept:
                 self._settle(delivery, "back")
         self._engine.settles.send_acks()
-        self._engine.settles.wait(FAREWELL)
+        self._engine.settles.finish(FAREWELL, LONGEST)
         self._engine.consumption.stop(self.queues, self)
         self._engine.consumption.closed(self)
         self._wakeup.close()

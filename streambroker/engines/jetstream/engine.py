@@ -44,8 +44,8 @@ from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
-#: how long closing waits for the store (seconds)
-FAREWELL = 2.0
+#: how long closing waits for the store to do something, and as long as it does (seconds)
+FAREWELL, LONGEST = 2.0, 30.0
 #: how long others may take to tell what they hold (seconds)
 CENSUS = 0.5
 
@@ -329,7 +329,7 @@ class JetStreamEngine:
         for delivery in list(self.holder.held.values()):
             if not delivery.settled and id(delivery) not in kept:
                 delivery.place.consumer.hand_back([delivery])
-        self.settles.wait(FAREWELL)
+        self.settles.finish(FAREWELL, LONGEST)
         try:
             self._publisher.flush()
             acks = self.settles.last_acks()

@@ -248,6 +248,26 @@ class Link:
             connection.proved = max(connection.proved, sent)
         return reply
 
+    async def asks(self, frames: Sequence[Frame], timeout: float) -> list[Reply | None]:
+        """As `requests`, but waits for no connection: one wait for many answers, each `timeout` seconds at most."""
+        connection = self._connection
+        answers, limit = connection.answers, connection.max_payload
+        replies: list[Reply | None] = []
+        for window in windows(frames, limit):
+            bell = asyncio.Event()
+            batch = Batch(len(window), bell)
+            tokens = [answers.add(batch, index, frame.subject) for index, frame in enumerate(window)]
+            try:
+                if connection.send(b"".join([encode(frame, limit, f"{answers.inbox}.{token}")
+                                             for frame, token in zip(window, tokens, strict=True)])):
+                    await asyncio.wait_for(bell.wait(), timeout)
+            except asyncio.TimeoutError:
+                connection.doubt()
+            finally:
+                answers.remove(tokens)
+            replies += batch.replies
+        return replies
+
     async def aprove(self, timeout: float) -> None:
         """Set `proved`; a connection that does not answer in time is ended. Raises StoreConnectionError."""
         session, sent = self._connection.session, time.monotonic()

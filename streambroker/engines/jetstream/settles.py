@@ -88,6 +88,15 @@ class Settles:
         while len(self) and self._engine.link.connected and time.monotonic() < deadline:
             time.sleep(0.001)
 
+    def finish(self, patience: float, most: float) -> None:
+        """The same, as long as something goes on: `most` seconds, and `patience` without any progress."""
+        last, since = len(self), time.monotonic()
+        end = since + most
+        while len(self) and self._engine.link.connected and time.monotonic() < min(end, since + patience):
+            if len(self) < last:
+                last, since = len(self), time.monotonic()
+            time.sleep(0.001)
+
     # ------------------------------------------------------------------ acks, any thread
     def ack(self, reply: str) -> None:
         self._acks.append(Frame(reply, ACK))

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +211,13 @@ class Streams:
                 raise StoreUnavailable(f"publish on {frame.subject}: {text} (error {code})")
             raise ApiError(f"publish on {frame.subject}", code, text)
         return int(answer["seq"])
+
+    async def store_all(self, frames: Sequence[Frame], stream: str) -> None:
+        """Publish many that may be repeated; returns when all are stored. Raises as `store`."""
+        replies = await self._link.asks(frames, min(PATIENCE, self._settings.socket_timeout))
+        for frame, reply in zip(frames, replies, strict=True):
+            if reply is None or reply.status or b'"error"' in reply.data:
+                await self.store(frame, stream)
 
     def _config(self, stream: str, queue: str, level: int) -> dict[str, Any]:
         names, settings = self._names, self._settings

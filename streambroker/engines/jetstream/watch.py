@@ -129,6 +129,9 @@ class Watch:
         """Be seen by others, and by those who ask whether this process lives first. Raises StoreError,
         StoreConnectionError."""
         await self._listen()
+        await self._write()
+
+    async def _write(self) -> None:
         try:
             await self.record.write()
         except StoreUnavailable as error:
@@ -223,7 +226,7 @@ class Watch:
         """Ask others for them, as one whom others can ask, and renew what is still held here."""
         await self._listen()
         if self.record.written == float("-inf"):
-            await self.record.write()
+            await self._write()
         await self._engine.claims.confirm(unsure)
         await self._renew_all([each for each in unsure if not each.lost and not each.settled])
         lost = sum(each.lost for each in unsure)
