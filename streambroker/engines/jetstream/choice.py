@@ -91,7 +91,7 @@ class Choice:
         return left
 
     def _unsure(self, delivery: Delivery) -> bool:
-        return not self._consumer.no_ack and not delivery.lost and self._engine.is_unsure(delivery)
+        return not self._consumer.no_ack and not delivery.lost and delivery.place.unsure
 
     def release(self, now: float) -> None:
         """What waits behind a message on trial goes to others after a moment: most trials are short."""
@@ -131,7 +131,7 @@ class Choice:
         waits = wait is not None and not lapsed and company > 0
         if trial is None:
             limit = engine.queues.limit_of(queue)
-            for suspect in [each for each in pool if each.place.last]:
+            for suspect in [each for each in pool if each.place.last and not self._unsure(each)]:
                 strict = suspect.count - 1 >= limit and not lapsed
                 if strict and company:
                     waits = True
@@ -145,7 +145,7 @@ class Choice:
                 holder.emptying = now + self._time()
             self._soon(holder.emptying)
             return None
-        plain = next((each for each in pool if not each.place.last), None)
+        plain = next((each for each in pool if not each.place.last and not self._unsure(each)), None)
         if plain is not None:
             self.joins()
         return plain

@@ -66,6 +66,8 @@ class Claims:
         self._since = self._before = float("-inf")
         self._names: list[str] = []
         self._names_at = float("-inf")
+        #: those that were known before the link broke: their records may have ended while the server was away
+        self._expected: set[str] = set()
         #: processes that did not answer, and until when they are hardly waited for
         self._silent: dict[str, float] = {}
         #: processes that nobody answers for: since when, and when that was seen last
@@ -78,6 +80,7 @@ class Claims:
         self._since = time.monotonic()
         self._before = self._engine.streams.surely_ahead()
         self._names_at = float("-inf")
+        self._expected = {*self._names, *self._engine.watch.succession.known}
         self._silent.clear()
         self._absent.clear()
         for delivery in list(self._engine.holder.held.values()):
@@ -138,11 +141,11 @@ class Claims:
             since = now
         self._absent[name] = since, now
         record = await self._engine.watch.record.read(name)
-        if record is None or record[0].get("gone"):
+        if record is not None and record[0].get("gone"):
             return set()
         if now - self._since < GRACE:
             return set(keys)
-        if now - since >= PROOF:
+        if record is None or now - since >= PROOF:
             return set()
         census = read(json.dumps(record[0]).encode(), 0.0)
         return set() if census is None else {(row.stream, row.sequence) for row in census.held} & set(keys)
@@ -175,7 +178,7 @@ class Claims:
                 break
             await asyncio.sleep(AGAIN)
         left = [each for key, each in mine.items() if key not in taken]
-        gone = await self._gone([each for each in left if self._engine.is_overdue(each)])
+        gone = await self._gone([each for each in left if each.place.overdue])
         for key, delivery in mine.items():
             if key in taken or key in gone:
                 delivery.lost = True
@@ -204,7 +207,8 @@ class Claims:
         if time.monotonic() - self._names_at >= FRESH:
             self._names_at = time.monotonic()
             self._names = await engine.watch.succession.peers()
-        names = [name for name in self._names if name != engine.holder.name]
+        expected = self._expected if time.monotonic() - self._since < GRACE else set()
+        names = [name for name in {*self._names, *expected} if name != engine.holder.name]
         if not names:
             return {}
         questions = _questions(kind, places)
@@ -264,7 +268,7 @@ class Claims:
 
     def again(self, delivery: Delivery, raw: int) -> None:
         """The server has handed it out for the `raw`th time, and it stays here."""
-        if self._engine.is_unsure(delivery):
+        if delivery.place.unsure:
             delivery.place.asked = max(delivery.place.asked, raw)
         else:
             self.keep(delivery.place, raw)

@@ -288,7 +288,7 @@ class JetStreamConsumer:
 
     def forget(self, delivery: Delivery) -> bool:
         """Without acknowledgements a message leaves the store as it is handed out; False when another may have it."""
-        if self._engine.is_overdue(delivery):
+        if delivery.place.overdue:
             return False
         self.ack(delivery)
         return True

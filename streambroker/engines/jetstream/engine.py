@@ -221,15 +221,6 @@ class JetStreamEngine:
         return JetStreamConsumer(self, queues, no_ack)
 
     # ------------------------------------------------------------------ what is held
-    def is_overdue(self, delivery: Delivery) -> bool:
-        """Whether its lease may have run out."""
-        place = delivery.place
-        return bool(time.monotonic() - place.renewed > place.lease * 0.97)
-
-    def is_unsure(self, delivery: Delivery) -> bool:
-        """Whether another process may have it: nothing but an ack is safe before the others were asked."""
-        return delivery.place.doubt or self.is_overdue(delivery)
-
     def let_go(self, delivery: Delivery) -> None:
         """It is settled or lost: no consumer has it any more."""
         holder = self.holder

@@ -66,6 +66,16 @@ class Place:
     def key(self) -> Key:
         return self.stream, self.sequence
 
+    @property
+    def overdue(self) -> bool:
+        """Whether the lease may have run out."""
+        return time.monotonic() - self.renewed > self.lease * 0.97
+
+    @property
+    def unsure(self) -> bool:
+        """Whether another process may have it: nothing but an ack is safe before the others were asked."""
+        return self.doubt or self.overdue
+
 
 @dataclass(slots=True)
 class Trial:
@@ -138,7 +148,7 @@ class Holder:
             room -= ROW if group in groups else ROW + 6 * sum(map(len, group))
             if room < 0:
                 break
-            if place.phase is Phase.HAS if settling else not each.settled:
+            if place.phase is not Phase.DROPS if settling else not each.settled:
                 listed.append(each)
                 groups.setdefault(group, []).append([place.sequence, round(now - place.got, 3), each.count])
         return [[*group, rows] for group, rows in groups.items()], listed

@@ -54,7 +54,7 @@ class Intake:
             lane.newest = place.sequence, place.entered
             self._engine.watch.made_anew(lane.stream)
         delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
-        if self._engine.is_overdue(delivery):
+        if delivery.place.overdue:
             logger.debug("%s in %s comes too late, its lease is over", delivery.id, delivery.queue)
             self._consumer.refund()
             return
@@ -95,7 +95,7 @@ class Intake:
         # who had it in between may have it still
         old.doubt = old.doubt or place.raw > old.raw + 1
         engine.claims.again(known, place.raw)
-        if not engine.is_unsure(known):
+        if not known.place.unsure:
             old.renewed = place.renewed
         return True
 
@@ -119,7 +119,7 @@ class Intake:
                     claim = claims.get(delivery.place.key)
                     if claim == DONE:
                         self._engine.settles.ack(delivery.place.reply)
-                    if claim or delivery.lost or self._engine.is_overdue(delivery):
+                    if claim or delivery.lost or delivery.place.overdue:
                         self._drop(delivery)
                         continue
                     if delivery.place.phase is not Phase.HAS:

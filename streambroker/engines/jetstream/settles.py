@@ -236,7 +236,7 @@ class Settles:
 
     async def _drop_lost(self, batch: list[Settle]) -> None:
         """The link was down, or the store silent, for too long: another process may have taken it."""
-        unsure = [each.delivery for each in batch if not each.delivery.lost and self._engine.is_unsure(each.delivery)]
+        unsure = [each.delivery for each in batch if not each.delivery.lost and each.delivery.place.unsure]
         if unsure:
             await self._engine.claims.confirm(unsure)
         for settle in [each for each in batch if each.delivery.lost]:

@@ -61,6 +61,11 @@ class Succession:
         #: processes whose record was too old at the last look
         self._old: set[str] = set()
 
+    @property
+    def known(self) -> list[str]:
+        """Names of processes, as they were found last."""
+        return self._peers
+
     def changed(self) -> None:
         """Processes came or went."""
         self._refresh_at = 0.0

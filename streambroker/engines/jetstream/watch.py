@@ -206,7 +206,7 @@ class Watch:
             place = delivery.place
             if delivery.settled:
                 continue
-            if not self._engine.is_unsure(delivery):
+            if not delivery.place.unsure:
                 if now - place.renewed > place.lease / 3:
                     due.append(delivery)
             elif place.phase is Phase.HAS:
