@@ -330,6 +330,18 @@ def test_a_restart_takes_nothing_from_who_works_on_it(own: NatsServer, hard: boo
     engine.close()
 
 
+def test_a_clean_stop_gives_back_all_of_thousands(own: NatsServer) -> None:
+    engine, other = connect(own.url()), connect(own.url())
+    engine.publish("q", messages(*map(str, range(6000))))
+    consumer = engine.consume(["q"])
+    assert len(drain(consumer, 6000, 20)) == 6000
+    engine.close()
+    got = drain(other.consume(["q"]), 6000, 20)
+    assert bodies(got) == [str(number) for number in range(6000)]
+    assert {each.count for each in got} == {1}
+    other.close()
+
+
 def test_a_full_server_is_emptied_by_new_workers() -> None:
     server = NatsServer()
     server._lines = [line.replace("sync_interval", "max_file: 20MB, sync_interval") for line in server._lines]

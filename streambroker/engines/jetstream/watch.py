@@ -158,7 +158,7 @@ class Watch:
         self.succession.restart()
         self.record.written = float("-inf")
         if self._running:
-            self._turn()
+            self._renew()
 
     def _rename(self) -> None:
         """Listen on the new name's subject."""
