@@ -72,6 +72,8 @@ class Claims:
         self._silent: dict[str, float] = {}
         #: processes that nobody answers for: since when, and when that was seen last
         self._absent: dict[str, tuple[float, float]] = {}
+        #: processes that were declared dead, and until when they are not asked again
+        self._dead: dict[str, float] = {}
         #: acknowledged here, and when the message was stored
         self._done: dict[Key, float] = {}
 
@@ -142,6 +144,7 @@ class Claims:
         self._absent[name] = since, now
         record = await self._engine.watch.record.read(name)
         if record is not None and record[0].get("gone"):
+            self._dead[name] = now + FRESH
             return set()
         if now - self._since < GRACE:
             return set(keys)
@@ -208,7 +211,9 @@ class Claims:
             self._names_at = time.monotonic()
             self._names = await engine.watch.succession.peers()
         expected = self._expected if time.monotonic() - self._since < GRACE else set()
-        names = [name for name in {*self._names, *expected} if name != engine.holder.name]
+        now = time.monotonic()
+        self._dead = {name: until for name, until in self._dead.items() if until > now}
+        names = [name for name in {*self._names, *expected} if name != engine.holder.name and name not in self._dead]
         if not names:
             return {}
         questions = _questions(kind, places)
