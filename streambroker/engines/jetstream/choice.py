@@ -11,7 +11,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ...message import Delivery
-from .holder import Trial
 
 if TYPE_CHECKING:
     from .consumer import JetStreamConsumer
@@ -96,7 +95,7 @@ class Choice:
     def release(self, now: float) -> None:
         """What waits behind a message on trial goes to others after a moment: most trials are short."""
         for lane in self._consumer.lanes:
-            if lane.pool and self._engine.holder.trials:
+            if lane.pool and self._engine.trials:
                 for delivery in [each for each in lane.pool if each.place.last]:
                     if now - delivery.place.got >= PARK:
                         lane.pool.remove(delivery)
@@ -119,12 +118,12 @@ class Choice:
         return found
 
     def _next(self, queue: str, pool: list[Delivery], now: float) -> Delivery | None:
-        engine, holder = self._engine, self._engine.holder
-        if not holder.trials and holder.emptying is None and not pool[0].place.last:
+        engine, trials = self._engine, self._engine.trials
+        if not trials and trials.emptying is None and not pool[0].place.last:
             return pool[0]
-        company, wait = len(holder.handed), holder.emptying
+        company, wait = len(engine.holder.handed), trials.emptying
         lapsed = wait is not None and wait <= now
-        trial = self._trial(now)
+        trial = trials.within(now)
         if trial is not None and trial.strict:
             self._soon(trial.until)
             return None
@@ -137,37 +136,23 @@ class Choice:
                     waits = True
                     continue
                 if not waits:
-                    holder.emptying = None
+                    trials.emptying = None
                 self._try(suspect, strict=strict, alone=not company, now=now)
                 return suspect
         if waits:
-            if holder.emptying is None:
-                holder.emptying = now + self._time()
-            self._soon(holder.emptying)
+            if trials.emptying is None:
+                trials.emptying = now + self._time()
+            self._soon(trials.emptying)
             return None
         plain = next((each for each in pool if not each.place.last and not self._unsure(each)), None)
         if plain is not None:
-            self.joins()
+            trials.joined()
         return plain
-
-    def joins(self) -> None:
-        """Something may be handed out beside messages on trial: their books tell before that happens."""
-        now = time.monotonic()
-        for trial in list(self._engine.holder.trials.values()):
-            if not trial.strict or trial.until <= now:
-                self._engine.note_company(trial, alone=False)
-
-    def _trial(self, now: float) -> Trial | None:
-        """The one that is within its time."""
-        return next((trial for trial in list(self._engine.holder.trials.values()) if trial.until > now), None)
 
     def _try(self, suspect: Delivery, *, strict: bool, alone: bool, now: float) -> None:
         if not self._consumer.no_ack:
             until = now + self._time()
-            # who has lived through its time is not the one
-            self._engine.end_trials()
-            trial = self._engine.holder.trials[suspect.place.key] = Trial(suspect, strict, until, alone)
-            self._engine.note_trial(trial)
+            self._engine.trials.begin(suspect, strict=strict, alone=alone, until=until)
             self._soon(until)
 
     def _expired(self, delivery: Delivery) -> bool:

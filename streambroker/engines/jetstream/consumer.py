@@ -141,7 +141,7 @@ class JetStreamConsumer:
             self._coming -= 1
             if lane in self.lanes:
                 if not delivery.place.last:
-                    self._choice.joins()
+                    self._engine.trials.joined()
                 lane.put(delivery)
                 self._wakeup.set()
                 return

@@ -28,7 +28,7 @@ from .consumer import JetStreamConsumer
 from .consumption import Consumption
 from .delays import LateRelay
 from .frames import Frame
-from .holder import Holder, Trial
+from .holder import Holder
 from .inspector import JetStreamInspector
 from .janitor import RowJanitor
 from .link import Link
@@ -40,6 +40,7 @@ from .settles import Settles
 from .streams import Streams
 from .subscription import JetStreamSubscription, broadcast
 from .table import JetStreamTable
+from .trials import Trials
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class JetStreamEngine:
         self._pid = os.getpid()
         self.closed = False
         self.holder = Holder()
+        self.trials = Trials(self)
         self.watch = Watch(self)
         self.claims = Claims(self)
         self.chores = Chores(str(self.address))
@@ -227,26 +229,7 @@ class JetStreamEngine:
         holder.take_back(delivery)
         if delivery.lost:
             holder.drop(delivery)
-        if holder.trials:
-            holder.trials.pop(delivery.place.key, None)
-            left = list(holder.handed)
-            if len(left) == 1:
-                self.note_company(holder.trials.get(left[0]), alone=True)
-
-    def note_trial(self, trial: Trial) -> None:
-        place = trial.delivery.place
-        self.link.post([self.books.frame(place, trial=self.holder.name, at=place.raw, alone=trial.alone)])
-
-    def end_trials(self) -> None:
-        """Those whose messages are still out."""
-        for trial in list(self.holder.trials.values()):
-            self.link.post([self.books.frame(trial.delivery.place, trial="")])
-        self.holder.trials.clear()
-
-    def note_company(self, trial: Trial | None, *, alone: bool) -> None:
-        if trial is not None and trial.alone is not alone:
-            trial.alone = alone
-            self.link.post([self.books.frame(trial.delivery.place, alone=alone)])
+        self.trials.let_go(delivery)
 
     def expire(self, delivery: Delivery, consumer: JetStreamConsumer) -> None:
         """Too old to be delivered."""

@@ -77,17 +77,6 @@ class Place:
         return self.doubt or self.overdue
 
 
-@dataclass(slots=True)
-class Trial:
-    """A last-chance message that is out. Until its time is over the holder gets no other such message, and nothing at
-    all when it is `strict`. `alone`: what the book says about its company."""
-
-    delivery: Delivery
-    strict: bool
-    until: float
-    alone: bool = True
-
-
 @dataclass(slots=True, eq=False)
 class Holder:
     """One per engine and process. `held` is all that the server believes to be with this process, `handed` the part
@@ -95,10 +84,6 @@ class Holder:
 
     held: dict[Key, Delivery] = field(default_factory=dict)
     handed: dict[Key, Delivery] = field(default_factory=dict)
-    #: whose message is still out, one of them at most within its time: a process dies with all that it has
-    trials: dict[Key, Trial] = field(default_factory=dict)
-    #: until when the process empties itself for one (monotonic)
-    emptying: float | None = None
     epoch: int = 0
     base: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}")
     started: float = field(default_factory=time.time)
