@@ -7,7 +7,7 @@ Rules that every engine keeps, and that the conformance suite in `streambroker.t
   signs of life (the keeper's real thread, no event loop), nothing that it holds goes elsewhere, started or not.
 * Settle calls come from any thread or greenlet, never block for long, never raise, are idempotent, survive a replaced
   connection and a closed consumer, and are no-ops (one debug line) when the lease was lost. They may be sent later,
-  bounded by some 10 ms while something drives the consumer and by the keeper otherwise.
+  bounded by some 10 ms while something drives the consumer and by the keeper otherwise. `ack_now` alone waits.
 * A settled delivery frees its credit at once. `limit` of `receive` bounds what is asked of the store: never more is
   fetched than the caller has room for.
 * Nothing is sent, settled or handed back from a forked child; the child makes its own engine.
@@ -64,6 +64,10 @@ class Consumer(Protocol):
 
     def ack(self, delivery: Delivery) -> None:
         """Done: the message leaves the store."""
+
+    def ack_now(self, delivery: Delivery) -> None:
+        """The same, and it has left when this returns; threads that wait share their requests. StoreConnectionError
+        after `publish_timeout`, or StoreError: the delivery is not settled then, and this may be called again."""
 
     def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
         """Again, counted: at its old place, or after `delay` seconds. Past the delivery limit: dead letter."""

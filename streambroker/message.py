@@ -42,7 +42,8 @@ class Delivery:
     """One hand-over of a message to one consumer.
 
     `count` is 1 the first time and includes lost leases and rejects with requeue. `redelivered` is also true for a
-    message that came back uncounted. `token` orders the hand-overs of one message: a later one is greater.
+    message that came back uncounted. `replayed` is true for what was a dead letter and was put back. `token` orders the
+    hand-overs of one message: a later one is greater.
     """
 
     queue: str
@@ -54,6 +55,7 @@ class Delivery:
     place: Any = field(default=None, repr=False)
     settled: bool = field(default=False, repr=False)
     lost: bool = field(default=False, repr=False)
+    replayed: bool = False
 
     @property
     def token(self) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Closed, StoreConnectionError
-from ...message import Delivery, Message
+from ...message import Delivery
 from ...real import Wakeup, make_lock
 from .choice import Choice
 from .frames import Reply
@@ -18,7 +18,7 @@ from .intake import Intake
 from .lane import Lane, close_lanes
 from .outage import Outage
 from .pull import Pull
-from .settles import Settle
+from .settling import Settling
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 #: how long receiving waits until what was given back is in the store (seconds)
 PATIENCE = 0.1
-#: room that a dead letter needs beside its message (bytes)
-GRAVE_HEADERS = 4096
 #: how long closing waits for the store to do something, and as long as it does (seconds)
 FAREWELL, LONGEST = 2.0, 30.0
 #: a driver has no room when he says so for this long: he may only gather it (seconds)
@@ -37,11 +35,11 @@ FULL = 0.1
 TURNS = 720
 
 
-class JetStreamConsumer:
+class JetStreamConsumer(Settling):
     """See `streambroker.engine.Consumer`. Messages arrive in the link's thread and wait in their lanes."""
 
     def __init__(self, engine: JetStreamEngine, queues: Sequence[str], no_ack: bool) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.no_ack = no_ack
         self.closed = False
         self.lanes: list[Lane] = []
@@ -277,59 +275,7 @@ class JetStreamConsumer:
             selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
             selector.select(max(0.0, timeout))
 
-    # ------------------------------------------------------------------ settling
-    def ack(self, delivery: Delivery) -> None:
-        if self._settling(delivery):
-            self._engine.holder.drop(delivery)
-            self._engine.claims.acked(delivery.place)
-            self._engine.settles.ack(delivery.place.reply)
-            if delivery.place.book is not None:
-                self._engine.books.close(delivery.place)
-
-    def forget(self, delivery: Delivery) -> bool:
-        """Without acknowledgements a message leaves the store as it is handed out; False when another may have it."""
-        if delivery.place.overdue:
-            return False
-        self.ack(delivery)
-        return True
-
-    def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
-        limit = self._engine.queues.limit_of(delivery.queue)
-        if limit and delivery.count >= limit:
-            self.dead_letter(delivery, f"delivery limit of {limit} reached: rejected with requeue")
-        else:
-            self._settle(delivery, "later" if delay > 0 else "nack", delay=delay)
-
-    def hand_back(self, deliveries: Collection[Delivery]) -> None:
-        for delivery in deliveries:
-            self._settle(delivery, "back")
-
-    def pass_on(self, delivery: Delivery, delay: float) -> None:
-        """Back uncounted, so that another process can have it."""
-        self._settle(delivery, "pass", delay=delay)
-
-    def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
-        room = self._engine.link.max_payload - GRAVE_HEADERS
-        if message is not None and not delivery.settled and len(message.head) + len(message.body) <= room:
-            delivery.message = message
-        self._settle(delivery, "dead", reason=reason)
-
-    def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
-        if not self._settling(delivery):
-            return
-        if delivery.lost:
-            logger.debug("the lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
-            self._engine.holder.drop(delivery)
-            return
-        self._engine.settles.put(Settle(mode, delivery, delay, reason))
-
-    def _settling(self, delivery: Delivery) -> bool:
-        if delivery.settled or self._engine.forked():
-            return False
-        delivery.settled = True
-        self._engine.let_go(delivery)
-        return True
-
+    # ------------------------------------------------------------------ end
     def close(self, keep: Collection[Delivery] = ()) -> None:
         if self.closed:
             return

@@ -90,6 +90,7 @@ def replay_frame(engine: JetStreamEngine, queue: str, stored: Stored) -> tuple[i
     """(step, publish) that puts a dead letter back as a new message; a repetition is recognized by the server."""
     letter, names = read_grave(queue, stored), engine.names
     step = min(max(letter.message.priority, 0), engine.steps[-1])
-    data = stored.data if letter.fields else Envelope(letter.message._replace(expires=None, priority=step)).encode()
+    data = stored.data if letter.fields else Envelope(letter.message._replace(expires=None, priority=step),
+                                                     replayed=True).encode()
     target = names.brief(queue, step) if engine.queues.is_transient(queue) else names.ready(queue, step)
     return step, Frame(target, data, "", {MESSAGE_ID: f"replay-{stored.sequence}-{int(stored.time * 1000)}"})

@@ -174,6 +174,7 @@ class Intake:
         if spec is not None and spec.message_ttl is not None:
             place.ends = min(place.ends, place.entered + spec.message_ttl)
         delivery.message = message
+        delivery.replayed = envelope.replayed
         if place.ends != float("inf") and engine.streams.now() >= place.ends:
             engine.expire(delivery, self._consumer)
             self._consumer.refund()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery
+from ...together import Together
 from .api import ApiError
 from .books import Book
 from .delays import delay_frame
@@ -44,8 +45,15 @@ DOUBTFUL = 5.0
 AGAIN, LONGEST = 0.5, 2.0
 #: messages that are copied elsewhere at once
 COPIES = 50
+#: one try to have acks confirmed, at least when there is no patience, and the pause between two (seconds)
+TRY, LEAST, PAUSE = 3.0, 0.5, 0.1
 #: two times of one entry differ by less (seconds)
 SAME = 0.001
+
+
+def _consumer_of(reply: str) -> str:
+    """The part of an ack's subject that names the consumer."""
+    return reply.rsplit(".", 5)[0]
 
 
 class Settle(NamedTuple):
@@ -73,6 +81,7 @@ class Settles:
         self._waiting: deque[Settle] = deque()
         self._busy = False
         self._called = False
+        self._together = Together(self._ack_together)
 
     def __len__(self) -> int:
         return len(self._acks) + len(self._waiting) + self._busy
@@ -126,6 +135,28 @@ class Settles:
         else:
             self._acks.extendleft(reversed(frames))
 
+    def ack_now(self, reply: str) -> None:
+        """Returns when the server has confirmed. Raises StoreConnectionError after `publish_timeout`."""
+        self._together.do(reply)
+
+    def _ack_together(self, replies: list[str]) -> None:
+        """A consumer's acks are handled in their order, so the answer to its last one is for all."""
+        link, settings = self._engine.link, self._engine.settings
+        last = {_consumer_of(reply): reply for reply in replies}
+        others = [Frame(reply, ACK) for reply in replies if last[_consumer_of(reply)] != reply]
+        end = time.monotonic() + settings.publish_timeout
+        while True:
+            wait = min(TRY, settings.socket_timeout, max(LEAST, end - time.monotonic()))
+            epoch = link.epoch
+            sent = link.post(others)
+            answers = link.requests([Frame(reply, ACK) for reply in last.values()], wait)
+            # what was posted to a connection that broke meanwhile may be lost
+            if sent and link.epoch == epoch and all(answer is not None and not answer.status for answer in answers):
+                return
+            if time.monotonic() >= end:
+                raise StoreConnectionError("the server does not confirm acknowledgements")
+            time.sleep(PAUSE)
+
     def reconnected(self) -> None:
         """In the link's thread."""
         start = time.monotonic() - DOUBTFUL
@@ -144,7 +175,7 @@ class Settles:
         start, newest = time.monotonic() - 1.0, {}
         for when, frame in list(self._sent):
             if when >= start:
-                newest[frame.subject.rsplit(".", 5)[0]] = frame
+                newest[_consumer_of(frame.subject)] = frame
         return list(newest.values())
 
     # ------------------------------------------------------------------ the others, any thread
@@ -295,7 +326,8 @@ class Settles:
         """A copy that waits takes its place; the id of the copy keeps a repetition from storing it twice."""
         engine, delivery = self._engine, settle.delivery
         place = delivery.place
-        envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True)
+        envelope = Envelope(delivery.message, int(place.first * 1000), delivery.count, True,
+                            replayed=delivery.replayed)
         unique = f"later-{place.stream}-{place.sequence}-{int(place.entered * 1000)}-{delivery.count}"
         frame = delay_frame(engine, delivery.queue, place.step, settle.delay, envelope, unique)
         stream = engine.stream_of(frame.subject, delivery.queue)

@@ -141,6 +141,9 @@ class MemoryConsumer(Receiver):
     def ack(self, delivery: Delivery) -> None:
         self._settle(delivery, lambda queue, entry: None)
 
+    def ack_now(self, delivery: Delivery) -> None:
+        self.ack(delivery)
+
     def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
         self._settle(delivery, lambda queue, entry: self.store.reject(queue, entry, self.engine.holder, delay))
 

@@ -41,6 +41,7 @@ class Entry:
     entered: float
     count: int = 0
     returned: bool = False
+    replayed: bool = False
     holder: Holder | None = None
     delivery: Delivery | None = None
     since: float = 0.0

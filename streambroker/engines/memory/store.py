@@ -112,7 +112,9 @@ class Store:
         """Back into its queue as if it were published now, without its delay."""
         queue = grave.letter.queue
         del self.graves[queue][grave.letter.id]
-        self._append(self.queues[queue], self._entry(grave.letter.message))
+        entry = self._entry(grave.letter.message)
+        entry.replayed = True
+        self._append(self.queues[queue], entry)
 
     def _entry(self, message: Message) -> Entry:
         self._seq += 1
@@ -139,7 +141,8 @@ class Store:
         if choice.last and not no_ack:
             queue.trials[holder] = Trial(entry, choice.strict, till)
         entry.count += 1
-        delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry))
+        delivery = Delivery(queue.spec.name, entry.id, entry.message, entry.count, entry.returned, place=(queue, entry),
+                            replayed=entry.replayed)
         if no_ack:
             delivery.settled = True
         else:

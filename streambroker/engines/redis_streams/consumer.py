@@ -153,6 +153,19 @@ class RedisConsumer:
     def ack(self, delivery: Delivery) -> None:
         self._settle("done", delivery)
 
+    def ack_now(self, delivery: Delivery) -> None:
+        if delivery.settled or self.no_ack or self._engine.forked():
+            return
+        holder = self._engine.holder
+        holder.settling(delivery)
+        try:
+            self._engine.awaited.settle(Settle("done", delivery.queue, delivery.id, holder.name))
+        except BaseException:
+            holder.settling_failed(delivery)
+            raise
+        delivery.settled = True
+        self.held.pop((delivery.queue, delivery.id), None)
+
     def nack(self, delivery: Delivery, delay: float = 0.0) -> None:
         self._settle("later" if delay > 0 else "nack", delivery, f"{delay * 1000:.0f}")
 

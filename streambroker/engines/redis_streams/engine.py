@@ -16,6 +16,7 @@ from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...real import make_lock
 from ...settings import Settings, read_settings
+from .awaited import Awaited
 from .client import CLIENT_OPTIONS, Address, dialer
 from .commands import Commands
 from .consumer import RedisConsumer
@@ -82,6 +83,7 @@ class RedisStreamsEngine:
         self._maintenance: Maintenance | None = None
         self._lock = make_lock()
         self.chores = Chores(str(self.address))
+        self.awaited = Awaited(self)
 
     # ------------------------------------------------------------------ connections
     def make_link(self, timeout: float | None = None) -> Link:
@@ -311,6 +313,7 @@ class RedisStreamsEngine:
         self._maintenance = None
         farewell.close()
         self.commands.close()
+        self.awaited.close()
 
     def _goodbye(self, farewell: Commands, *, leave: bool) -> None:
         for consumer in self.consumers_open():
@@ -330,6 +333,7 @@ class RedisStreamsEngine:
     def after_fork(self) -> None:
         consumers, subscriptions, maintenance = [*self._consumers], [*self._subscriptions], self._maintenance
         self.commands.after_fork()
+        self.awaited.after_fork()
         self._publisher.after_fork()
         for consumer in consumers:
             consumer.after_fork()

@@ -71,6 +71,10 @@ class Holder:
         """It is settled here and soon in the store."""
         self.held[delivery.queue, delivery.id] = SETTLING
 
+    def settling_failed(self, delivery: Delivery) -> None:
+        """It is held as before."""
+        self.held[delivery.queue, delivery.id] = delivery
+
     def settled(self, settles: Iterable[Settle]) -> None:
         """The store has confirmed."""
         for settle in settles:

@@ -108,7 +108,8 @@ def to_deliveries(engine: RedisStreamsEngine, consumer: RedisConsumer, queues: l
             engine.chores.report(f"queue {queue!r} has entries that are no messages: {broken.id} is buried, {error}")
             consumer.dead_letter(broken, f"not a message: {error}")
             continue
-        delivery = Delivery(queue, entry_id, message, count, back == 1)
+        delivery = Delivery(queue, entry_id, message, count, back == 1,
+                            replayed=len(fields) > 2 and b"r" in fields[2::2])
         if not consumer.no_ack:
             if not engine.holder.hold(delivery):
                 continue

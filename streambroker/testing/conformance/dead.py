@@ -101,9 +101,30 @@ class TestDeadLetters:
         assert list(inspector.dead(queue)) == []
         got, = drain(consumer, 1)
         assert (got.message.body, got.message.id, got.message.priority) == (b"a", "job", 2)
-        assert (got.count, got.redelivered) == (1, False)
+        assert (got.count, got.redelivered, got.replayed) == (1, False, True)
         consumer.nack(got)
         assert drain(consumer, 1)[0].count == 2
+
+    def test_a_replayed_one_is_known_as_such_until_it_is_settled(self, engines: Engines) -> None:
+        queue, engine = name(), engines(delivery_limit=9)
+        bury(engine, queue, "a")
+        inspector = engine.inspector()
+        inspector.replay(queue, [letter.id for letter in inspector.dead(queue)])
+        consumer = engine.consume([queue])
+        consumer.nack(drain(consumer, 1)[0])
+        consumer.nack(drain(consumer, 1)[0], delay=0.3)
+        engines.advance(0.3)
+        consumer.nack(drain(consumer, 1)[0], delay=0.3)
+        engines.advance(0.3)
+        got, = drain(consumer, 1)
+        assert (got.replayed, got.count) == (True, 4)
+        consumer.dead_letter(got, "why")
+        engine.publish(queue, messages("b"))
+        assert not drain(consumer, 1)[0].replayed
+        until(lambda: inspector.stats(queue).dead == 1)
+        inspector.replay(queue, [letter.id for letter in inspector.dead(queue)])
+        got, = drain(consumer, 1)
+        assert (got.replayed, got.count) == (True, 1)
 
     def test_replay_wakes_an_idle_consumer(self, engines: Engines) -> None:
         queue, engine = name(), engines()

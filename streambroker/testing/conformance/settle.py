@@ -20,6 +20,45 @@ class TestSettle:
         consumer.close()
         engines.nothing(engines().consume([queue]))
 
+    def test_an_ack_that_was_waited_for_is_in_the_store(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, messages(*"abcdefgh"))
+        consumer = engine.consume([queue])
+        got = drain(consumer, 8)
+        consumer.ack_now(got[0])
+        consumer.ack_now(got[0])
+        assert engines().inspector().stats(queue).in_flight == 7
+        consumer.nack(got[0])
+        threads = [threading.Thread(target=consumer.ack_now, args=(each,)) for each in got[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        stats = engines().inspector().stats(queue)
+        assert (stats.ready, stats.in_flight) == (0, 0)
+        assert all(each.settled for each in got)
+
+    def test_an_ack_that_was_waited_for_outlives_its_consumer(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, messages("a"))
+        consumer = engine.consume([queue])
+        got, = drain(consumer, 1)
+        consumer.close([got])
+        consumer.ack_now(got)
+        assert engines().inspector().stats(queue).in_flight == 0
+
+    def test_settling_after_the_end_of_the_engine_does_nothing(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        engine.publish(queue, messages(*"abcd"))
+        consumer = engine.consume([queue])
+        first, second, third, fourth = drain(consumer, 4)
+        engine.close()
+        consumer.ack(first)
+        consumer.nack(second)
+        consumer.dead_letter(third, "late")
+        consumer.hand_back([fourth])
+        assert len(drain(engines().consume([queue]), 4)) == 4
+
     def test_settling_twice_changes_nothing(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         engine.publish(queue, messages("a", "b", "c"))

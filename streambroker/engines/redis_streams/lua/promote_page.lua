@@ -18,6 +18,10 @@ local function promote_page(root, now, page)
         words[#words + 1] = 'f'
         words[#words + 1] = string.match(nonce, '^%d+') or string.format('%.0f', now)
       end
+      if string.find(nonce, '-r', -2, true) then
+        words[#words + 1] = 'r'
+        words[#words + 1] = '1'
+      end
     end
     -- the removal comes first: after it the move is allowed when memory is full, which it does not need more of
     redis.call('ZREM', delay, member)

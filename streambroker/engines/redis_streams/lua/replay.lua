@@ -9,12 +9,16 @@ for i = 1, #ARGV do
     for j = 1, #e[2], 2 do
       local name = e[2][j]
       if name == '~step' then step = string.match(e[2][j + 1], '^%d+$') or '0' end
-      if string.sub(name, 1, 1) ~= '~' and name ~= 'c' and name ~= 'x' and name ~= 'f' then
+      if string.sub(name, 1, 1) ~= '~' and name ~= 'c' and name ~= 'x' and name ~= 'f' and name ~= 'r' then
         words[#words + 1] = name
         words[#words + 1] = e[2][j + 1]
       end
     end
     if #words == 0 then words = {'foreign', ''} end
+    if words[1] == 'm' then
+      words[#words + 1] = 'r'
+      words[#words + 1] = '1'
+    end
     redis.call('XADD', KEYS[1] .. ':s:' .. step, '*', unpack(words))
     redis.call('XDEL', dead, ARGV[i])
     n = n + 1

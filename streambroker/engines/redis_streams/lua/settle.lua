@@ -34,14 +34,15 @@ for i = 9, #ARGV, 2 do
       local e = redis.call('XRANGE', stream, id, id)[1]
       if e and e[2][1] == 'm' then
         local expiry = '0'
-        local first = id
+        local first, replayed = id, ''
         for j = 3, #e[2], 2 do
           if e[2][j] == 'x' then expiry = e[2][j + 1] end
           if e[2][j] == 'f' then first = e[2][j + 1] .. '-' .. id end
+          if e[2][j] == 'r' then replayed = '-r' end
         end
         -- the id stays empty: a revoke drops jobs that wait for their time, this one was already given to a worker
         redis.call('ZADD', root .. ':delay', string.format('%.0f', now + ARGV[5]),
-                   '\n' .. first .. '\n' .. step .. '\n' .. count .. '\n' .. expiry .. '\n' .. e[2][2])
+                   '\n' .. first .. replayed .. '\n' .. step .. '\n' .. count .. '\n' .. expiry .. '\n' .. e[2][2])
       end
       redis.call('XACK', stream, group, id)
       redis.call('XDEL', stream, id)
