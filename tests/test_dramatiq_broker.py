@@ -236,6 +236,26 @@ class TestSettling:
         broker.join("default", timeout=5000)
         assert counts(broker) == (0, 0, 0)
 
+    def test_with_ack_confirm_an_ack_is_in_the_store_when_it_returns(self, brokers: Brokers) -> None:
+        broker, seen = brokers(ack_confirm=True), []
+        looker = brokers().engine.inspector()
+
+        class Look(dramatiq.Middleware):
+            def after_ack(self, broker: Any, message: Any) -> None:
+                seen.append(any(each.id == message.delivery.id for each in looker.in_flight("default")))
+
+        broker.add_middleware(Look())
+
+        @dramatiq.actor(broker=broker)
+        def work() -> None:
+            pass
+
+        for _ in range(20):
+            work.send()
+        with working(broker, threads=4):
+            until(lambda: len(seen) == 20)
+        assert seen == [False] * 20
+
     def test_requeue_is_at_once_in_order_and_uncounted(self, broker: StreamBroker, brokers: Brokers) -> None:
         for number in range(5):
             broker.enqueue(message(number))
@@ -339,6 +359,23 @@ class TestDeadLetters:
         got, = take(broker.consume("default", timeout=100), 1)
         assert got.options == {"retries": 0}
         assert len(ran) == 2
+
+    def test_one_by_the_limit_starts_anew_too(self, brokers: Brokers) -> None:
+        broker = brokers(delivery_limit=1)
+        broker.enqueue(message(1, retries=2, traceback="the second try", kept="yes"))
+        consumer = broker.consume("default", timeout=100)
+        got, = take(consumer, 1)
+        assert (got.options["retries"], got.options["traceback"]) == (2, "the second try")
+        got.source.nack(got.delivery)
+        until(lambda: counts(broker)[2] == 1)
+        letter, = letters(broker)
+        assert json.loads(letter.message.body)["options"] == {"retries": 2, "traceback": "the second try",
+                                                               "kept": "yes"}
+        assert (letter.reason, letter.count) == ("delivery limit of 1 reached: rejected with requeue", 1)
+        consumer.ack(got)
+        broker.engine.inspector().replay("default", [letter.id])
+        got, = take(consumer, 1)
+        assert (got.options, got.delivery_count) == ({"retries": 0, "kept": "yes"}, 1)
 
     def test_flush_drops_all_three_kinds(self, broker: StreamBroker) -> None:
         self.fail(broker, max_retries=0)

@@ -17,8 +17,6 @@ from ..message import Message
 
 #: longest delay (ms)
 LONGEST_DELAY = 10 * 365 * 86_400_000
-#: end of the head of a dead letter that this adapter wrote
-_MARKED = b'"dead": true}'
 #: longest text of an exception in a reason
 _REASON = 300
 
@@ -27,11 +25,6 @@ _REASON = 300
 def head_of(actor: str) -> bytes:
     """For people and tools; the adapter never needs it."""
     return json.dumps({"type": actor}).encode()
-
-
-@lru_cache(maxsize=1024)
-def _dead_head(actor: str) -> bytes:
-    return json.dumps({"type": actor, "dead": True}).encode()
 
 
 def decode(body: bytes, queue: str) -> dramatiq.Message[Any]:
@@ -86,13 +79,11 @@ def dead_copy(message: dramatiq.MessageProxy, original: Message) -> Message:
     if error is not None and "traceback" not in options:
         options["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=30))
     body = without_options(message._message, options).encode()
-    return original._replace(body=body, head=_dead_head(message.actor_name))
+    return original._replace(body=body)
 
 
-def revived(message: dramatiq.Message[Any], original: Message) -> dramatiq.Message[Any]:
+def revived(message: dramatiq.Message[Any]) -> dramatiq.Message[Any]:
     """A dead letter that was put back starts anew: all its retries are before it."""
-    if not original.head.endswith(_MARKED):
-        return message
     gone = ("traceback", "requeue_timestamp")
     options = {name: value for name, value in message.options.items() if name not in gone}
     return without_options(message, {**options, "retries": 0} if "retries" in options else options)

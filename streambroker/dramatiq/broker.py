@@ -33,9 +33,11 @@ class StreamBroker(dramatiq.Broker):
     default_url: ClassVar[str] = ""
 
     def __init__(self, *, url: str | None = None, middleware: list[Middleware] | None = None,
-                 max_priority: int | None = None, **options: Any) -> None:
+                 max_priority: int | None = None, ack_confirm: bool = False, **options: Any) -> None:
         super().__init__(middleware=middleware)
         self.queues: set[str] = set()
+        #: whether a worker thread waits until the store has confirmed its acknowledgement
+        self.ack_confirm = ack_confirm
         self.max_priority = max_priority
         place = url or self.default_url
         scheme = place.partition("://")[0].lower()

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import dramatiq
-from dramatiq.errors import DecodeError
+from dramatiq.errors import ConnectionClosed, DecodeError
 
+from ..errors import Closed, StreambrokerError
 from ..message import Delivery, Message, QueueSpec
 from . import bodies
 from .failures import unavailable
@@ -106,7 +107,8 @@ class StreamConsumer(dramatiq.Consumer):
             logger.error("queue %r: a message becomes a dead letter, it is %s", self.queue_name, reason)
             self._source.dead_letter(delivery, reason)
             return None
-        message = bodies.revived(message, delivery.message)
+        if delivery.replayed:
+            message = bodies.revived(message)
         if "eta" in message.options:
             message, left = bodies.take_eta(message)
             if left > 0:
@@ -133,7 +135,11 @@ class StreamConsumer(dramatiq.Consumer):
 
     # ------------------------------------------------------------------ settling
     def ack(self, message: dramatiq.MessageProxy) -> None:
-        if not isinstance(message, StreamMessage) or not self._unsettled.remove(message):
+        if not isinstance(message, StreamMessage):
+            return
+        if self.broker.ack_confirm and not message.kept and message in self._unsettled:
+            self._ack_now(message)
+        if not self._unsettled.remove(message):
             return
         if message.kept:
             logger.warning("queue %r: the retry of message %s could not be stored, so this delivery comes again",
@@ -141,6 +147,16 @@ class StreamConsumer(dramatiq.Consumer):
             message.source.nack(message.delivery, AGAIN)
         else:
             message.source.ack(message.delivery)
+
+    @staticmethod
+    def _ack_now(message: StreamMessage) -> None:
+        try:
+            message.source.ack_now(message.delivery)
+        except Closed:
+            # nobody waits for a broker that was closed
+            return
+        except StreambrokerError as error:
+            raise ConnectionClosed(str(error)) from error
 
     def nack(self, message: dramatiq.MessageProxy) -> None:
         if not isinstance(message, StreamMessage) or not self._unsettled.remove(message):

@@ -21,6 +21,9 @@ class Unsettled:
     def __len__(self) -> int:
         return len(self._messages)
 
+    def __contains__(self, message: object) -> bool:
+        return id(message) in self._messages
+
     def add(self, message: StreamMessage) -> None:
         self._messages[id(message)] = message
 
