@@ -63,9 +63,11 @@ def specs(server: RedisServer | NatsServer) -> dict[str, str]:
     found = {"broker": broker(server.port), "reset": reset, "dead-broker": broker(free_port()),
              "short-lease-broker": broker(server.port, ", visibility_timeout=2000"),
              "proxied-broker": broker("{port}"), "server-port": str(server.port)}
-    if isinstance(server, RedisServer):
-        for name, module in (("result-backend", "results"), ("rate-limiter-backend", "rate_limits")):
+    for name, module in (("result-backend", "results"), ("rate-limiter-backend", "rate_limits")):
+        if isinstance(server, RedisServer):
             found[name] = f"dramatiq.{module}.backends.redis:RedisBackend(port={server.port})"
+        else:
+            found[name] = f'streambroker.dramatiq.{module}:JetStreamBackend(url="nats://127.0.0.1:{server.port}")'
     return found
 
 

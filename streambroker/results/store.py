@@ -47,7 +47,8 @@ class ResultStore:
 
     Thread-safe, for greenlets too; in a forked child it starts anew. Connects at first use. `expires` is how many
     seconds a value lives unless its put says otherwise, None or 0: for ever; `max_age` the longest of all that will be
-    asked for (default `expires`). Servers before 2.11 know no time of a single value: there all live for `max_age`.
+    asked for (default `expires`); it grows when more is. Servers before 2.11 know no time of a single value: there all
+    live for `max_age`.
     `options` are those of `JetStreamSettings` and of the client. Raises ConfigurationError.
 
     Methods try for `patience` seconds (default: the option `publish_timeout`) to get over a broken link, a restart, an
@@ -123,18 +124,26 @@ class ResultStore:
         """Tells of values as they are put. To be closed, or used as a context manager."""
         return Watch(self._watcher)
 
-    def wait(self, key: str, timeout: float | None = None) -> Stored | None:
-        """The value as soon as there is one; None after `timeout` seconds. Nothing is polled."""
-        found = self.get(key, patience=0 if timeout is None else min(timeout, self.settings.publish_timeout))
-        if found is not None:
+    def wait(self, key: str, timeout: float | None = None,
+             wanted: Callable[[Stored], bool] = lambda value: True) -> Stored | None:
+        """The value as soon as there is one that is wanted; None after `timeout` seconds. Nothing is polled, and
+        a store that is away is waited for."""
+        try:
+            found = self.get(key, patience=0)
+        except AuthenticationError:
+            raise
+        except StoreConnectionError as error:
+            logger.debug("waiting for the store: %s", error)
+            found = None
+        if found is not None and wanted(found):
             return found
         end = math.inf if timeout is None else time.monotonic() + timeout
         with self.watch() as watch:
             watch.add({key: 0})
             while (left := end - time.monotonic()) > 0:
-                news = watch.take(left)
-                if news:
-                    return news[-1][1]
+                for _, value in reversed(watch.take(left)):
+                    if wanted(value):
+                        return value
         return None
 
     # Any subject of the stream
@@ -143,6 +152,7 @@ class ResultStore:
                patience: float | None = None) -> int:
         put = f"{self._name}-{next(self._puts)}"
         life = self.expires if expires is None else expires
+        self.stream.allow(life)
 
         def question() -> list[Question[int]]:
             headers = {MESSAGE_ID: put}

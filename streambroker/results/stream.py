@@ -73,10 +73,17 @@ class ResultStream:
         """It may be gone."""
         self.known = False
 
+    def allow(self, life: float) -> None:
+        """A value shall live so many seconds, 0: for ever."""
+        if self.max_age and not 0 < life <= self.max_age:
+            self.max_age = life
+            self.known = False
+
     async def aensure(self) -> None:
         """Make it or mend it, unless it is known to be right. Raises StoreConnectionError, StoreError."""
         if self.known:
             return
+        age = self.max_age
         level = int((await self._api.acall("INFO")).get("api", {}).get("level", 0))
         wanted = self._config(level)
         try:
@@ -91,7 +98,7 @@ class ResultStream:
         self.has_ttl = bool(config.get("allow_msg_ttl"))
         # with copies any of them answers, also one that is late
         self._direct = bool(config.get("allow_direct")) and int(config.get("num_replicas", 1)) == 1
-        self.known = True
+        self.known = age == self.max_age
 
     async def _mend(self, wanted: Mapping[str, Any], level: int) -> dict[str, Any]:
         answer = await self._api.acall(f"STREAM.INFO.{self.name}")
