@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -72,7 +73,7 @@ class TestKilled:
     def test_a_job_that_kills_its_process_is_given_up_and_told(self, start: Start) -> None:
         rig = start(delivery_limit=2)
         rig.command()
-        rig.send("kills", "poison")
+        rig.broker.enqueue(message("poison", actor="kills", retries=3, traceback="of the third try"))
         for name in jobs(3):
             rig.send("work", name)
         for died in (1, 2):
@@ -85,6 +86,12 @@ class TestKilled:
         assert (letter.count, letter.reason) == (2, "delivery limit of 2 reached: its worker died")
         assert [(line.id, line.facts["error"]) for line in rig.ledger.lines("nack")] == [
             ("poison", "DeliveryLimitExceeded")]
+        assert json.loads(letter.message.body)["options"] == {"retries": 3, "traceback": "of the third try"}
+        assert letter.holder and letter.first < letter.last
+        rig.broker.engine.inspector().replay("default", [letter.id])
+        wait_until(lambda: rig.count("start", "poison") == 3, 10, "it runs again")
+        assert [line.facts["retries"] for line in rig.ledger.starts("poison")] == [3, 3, 0]
+        wait_until(lambda: rig.broker.get_queue_message_counts("default")[2] == 0, 5, "it is a message again")
 
 
 class TestAlive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from ..engine import Inspector
@@ -142,4 +142,20 @@ def _print_details(dead: DeadLetter, details: dict[str, object]) -> None:
     for name, value in sorted(dead.fields.items()):
         print(f"  {plain(name)}: {plain(value.decode(errors='backslashreplace'))}")
     body = "body" if "body" in details else "body_base64"
-    print(f"\n{body.replace('_', ', ')}\n  {plain(str(details[body]))}")
+    print(f"\n{body.replace('_', ', ')}")
+    for line in _readable(str(details[body])):
+        print(f"  {plain(line)}")
+
+
+def _readable(text: str) -> Iterator[str]:
+    """JSON by lines, and the lines of its texts, tracebacks for one, below each other."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        yield text
+        return
+    for line in json.dumps(parsed, indent=2, ensure_ascii=False).splitlines():
+        first, *rest = line.split("\\n")
+        yield first
+        for each in rest:
+            yield " " * (len(line) - len(line.lstrip()) + 2) + each
