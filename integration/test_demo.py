@@ -77,9 +77,11 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("engine", ["redis", "jetstream"])
-def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path, engine: str) -> None:
-    run = Run(folder, "--json", "--engine", engine)
+@pytest.mark.parametrize(("framework", "engine"), [
+    ("celery", "redis"), ("celery", "jetstream"), ("dramatiq", "redis"),
+    pytest.param("dramatiq", "jetstream", marks=pytest.mark.long)])
+def test_every_job_runs_though_a_worker_is_killed(runs: list[Run], folder: Path, framework: str, engine: str) -> None:
+    run = Run(folder, "--json", "--engine", engine, "--framework", framework)
     runs.append(run)
     out, err = run.process.communicate(timeout=100)
     assert run.process.returncode == 0, (out, err)

@@ -151,9 +151,8 @@ class TestRateLimits:
 
     def test_a_mutex_between_processes(self, open_backend: Open) -> None:
         first, second = (ConcurrentRateLimiter(open_backend(rate_limits), "mutex") for _ in range(2))
-        with first.acquire():
-            with second.acquire(raise_on_failure=False) as acquired:
-                assert not acquired
+        with first.acquire(), second.acquire(raise_on_failure=False) as acquired:
+            assert not acquired
         with second.acquire() as acquired:
             assert acquired
 

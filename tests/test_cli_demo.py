@@ -63,15 +63,17 @@ def test_a_double_without_a_kill_behind_it_fails(first: list[tuple[str, str, str
     assert not verdict.good
 
 
-def test_the_plan_is_some_hundreds_of_different_runs() -> None:
-    stories = list(plan.stories())
+@pytest.mark.parametrize("framework", ["celery", "dramatiq"])
+def test_the_plan_is_some_hundreds_of_different_runs(framework: str) -> None:
+    stories = list(plan.stories(framework))
     runs = [run for story in stories for run in story.runs]
     assert 300 <= len(runs) == len(set(runs))
-    assert {story.kind for story in stories} == {"delay", "countdown", "retry", "chain", "group", "chord"}
-    assert {story.kind for story in stories[:20]} == {story.kind for story in stories}
+    kinds = {story.kind for story in stories}
+    assert kinds - {"chord"} == {"delay", "countdown", "retry", "chain", "group"}
+    assert {story.kind for story in stories[:20]} == kinds
     assert all(0.05 <= plan.seconds(run) <= 0.4 for run in runs)
-    chord = next(story for story in stories if story.kind == "chord")
-    assert plan.parents(chord) == {chord.runs[-1]: chord.runs[:-1]}
+    for chord in [story for story in stories if story.kind == "chord"]:
+        assert plan.parents(chord) == {chord.runs[-1]: chord.runs[:-1]}
 
 
 def test_the_ledger_reads_on_and_leaves_half_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

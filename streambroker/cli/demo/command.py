@@ -21,6 +21,7 @@ from ..failures import FAILED, OK, CommandError
 from ..options import open_engine, wants_json
 from ..output import print_json
 from ..parsing import Commands, add_command
+from .frameworks import FRAMEWORKS
 from .processes import environment
 from .screen import Screen
 from .server import SERVERS, serve_on
@@ -34,21 +35,24 @@ def add(commands: Commands) -> None:
     demo = add_command(commands, "demo", "publish jobs, kill a worker in the middle, show that every job ran", run, """
         streambroker demo
         streambroker demo --engine jetstream
+        streambroker demo --framework dramatiq
         streambroker demo --keep
         """, store=False)
     demo.add_argument("--engine", choices=sorted(SERVERS), default="redis", help="embedded server; default: redis")
+    demo.add_argument("--framework", choices=sorted(FRAMEWORKS), default="celery", help="default: celery")
     demo.add_argument("--keep", action="store_true", help="leave the server and its data, to look around")
 
 
 def run(args: argparse.Namespace) -> int:
-    if importlib.util.find_spec("celery") is None:
-        raise CommandError("the demo needs Celery: pip install 'streambroker[embedded]'")
+    framework = FRAMEWORKS[args.framework]
+    if importlib.util.find_spec(framework.package) is None:
+        raise CommandError(f"the demo needs {framework.title}: pip install 'streambroker[{framework.extras}]'")
     screen = Screen(sys.stderr if wants_json(args) else sys.stdout)
     directory = Path(tempfile.mkdtemp(prefix="streambroker-demo-"))
     remove = False
     try:
         with _interruptible() as pause:
-            outcome, url, port = _play(args.engine, directory, screen, pause)
+            outcome, url, port = _play(args.engine, args.framework, directory, screen, pause)
             pid = serve_on(args.engine, directory / "server", port) if args.keep else None
         good = outcome.verdict.good
         remove = good and not args.keep
@@ -77,14 +81,15 @@ def run(args: argparse.Namespace) -> int:
     return OK if good else FAILED
 
 
-def _play(engine: str, directory: Path, screen: Screen, pause: Callable[[], None]) -> tuple[Outcome, str, int]:
+def _play(engine: str, framework: str, directory: Path, screen: Screen,
+          pause: Callable[[], None]) -> tuple[Outcome, str, int]:
     """The story on a server of its own. When this returns or raises nothing runs any more."""
     kind = SERVERS[engine]
     with kind.make(directory / "server") as server:
         screen.say(f"embedded server ({kind.keeps}) on {server.url}")
         env = environment(server.url, server.result_url, directory)
         with open_engine(server.url) as broker:
-            story = Story(broker.inspector(), screen, directory, env, pause)
+            story = Story(framework, broker.inspector(), screen, directory, env, pause)
             try:
                 outcome = story.run()
                 story.stop()

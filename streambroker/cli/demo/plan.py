@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .frameworks import FRAMEWORKS
+
 PLAIN, LATER, FLAKY, CHAINS, GROUPS, CHORDS = 150, 60, 30, 20, 6, 4
 STEPS, MEMBERS, PARTS = 3, 10, 8
 LATEST = 6
@@ -19,7 +21,7 @@ class Story:
     countdown: float = 0.0
 
 
-def stories() -> Iterator[Story]:
+def stories(framework: str) -> Iterator[Story]:
     """All calls, mixed as they come in a real system."""
     each = {
         "delay": [Story("delay", (f"plain-{n}",)) for n in range(PLAIN)],
@@ -29,7 +31,8 @@ def stories() -> Iterator[Story]:
         "group": [Story("group", tuple(f"group-{n}/{m}" for m in range(MEMBERS))) for n in range(GROUPS)],
         "chord": [Story("chord", (*(f"chord-{n}/{m}" for m in range(PARTS)), f"chord-{n}/total"))
                   for n in range(CHORDS)]}
-    placed = [(index / len(kind), story) for kind in each.values() for index, story in enumerate(kind)]
+    placed = [(index / len(each[kind]), story) for kind in FRAMEWORKS[framework].kinds
+              for index, story in enumerate(each[kind])]
     return (story for _, story in sorted(placed, key=lambda pair: pair[0]))
 
 

@@ -15,7 +15,6 @@ from .ledger import VARIABLE, WORKER_VARIABLE
 BROKER_VARIABLE = "STREAMBROKER_DEMO_BROKER"
 RESULTS_VARIABLE = "STREAMBROKER_DEMO_RESULTS"
 
-CONCURRENCY = 4
 #: reads until the demo is gone, however it went, then ends the session: workers without a store would go on for long
 _WATCHER = 'read -r _; kill -KILL -"$1"'
 LEDGER = "ledger.jsonl"
@@ -24,10 +23,15 @@ _FOREIGN = ("BROKER_URL", "RESULT_BACKEND", "LOADER", "CONFIG_MODULE", "WORKDIR"
 
 
 def environment(broker: str, results: str, directory: Path) -> dict[str, str]:
-    """Variables of the demo's Celery processes; they leave files only in `directory`."""
+    """Variables of the demo's processes; they leave files only in `directory`."""
     own = {name: "" for name in (*_FOREIGN, *os.environ) if name in _FOREIGN or name.startswith("CELERY_")}
     return {**own, BROKER_VARIABLE: broker, RESULTS_VARIABLE: results, VARIABLE: str(directory / LEDGER),
             "TMPDIR": str(directory)}
+
+
+def _inherited() -> dict[str, str]:
+    """Without the variables by which Dramatiq is tuned."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("dramatiq_")}
 
 
 class Process:
@@ -40,7 +44,7 @@ class Process:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *module], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, **env, WORKER_VARIABLE: name}, start_new_session=True)
+                env={**_inherited(), **env, WORKER_VARIABLE: name}, start_new_session=True)
         self._watcher = subprocess.Popen(["/bin/sh", "-c", _WATCHER, "sh", str(self.pid)], stdin=subprocess.PIPE,
                                          stderr=subprocess.DEVNULL, start_new_session=True)
 
@@ -78,13 +82,3 @@ class Process:
         except subprocess.TimeoutExpired:
             pass
         self.kill()
-
-
-def start_worker(name: str, directory: Path, env: Mapping[str, str]) -> Process:
-    """A Celery worker with the prefork pool."""
-    return Process(name, ("celery", "-A", "streambroker.cli.demo.app", "worker", "--pool", "prefork", "--concurrency",
-                          str(CONCURRENCY), "--hostname", f"{name}@%h", "--loglevel", "INFO"), directory, env)
-
-
-def start_publisher(directory: Path, env: Mapping[str, str]) -> Process:
-    return Process("publisher", ("streambroker.cli.demo.publish",), directory, env)

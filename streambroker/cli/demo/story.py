@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine import Inspector
 from . import plan
+from .frameworks import FRAMEWORKS
 from .ledger import Ledger
-from .processes import LEDGER, Process, start_publisher, start_worker
+from .processes import LEDGER, Process
 from .screen import Now, Screen
 from .verdict import Kill, Verdict, judge
 from .watch import Watch
@@ -38,8 +39,9 @@ class Story:
     `pause` is called several times a second; what it raises ends the story.
     """
 
-    def __init__(self, inspector: Inspector, screen: Screen, directory: Path, env: Mapping[str, str],
+    def __init__(self, framework: str, inspector: Inspector, screen: Screen, directory: Path, env: Mapping[str, str],
                  pause: Callable[[], None]) -> None:
+        self._framework = FRAMEWORKS[framework]
         self._screen = screen
         self._directory = directory
         self._env = env
@@ -47,15 +49,15 @@ class Story:
         self._ledger = Ledger(directory / LEDGER)
         self._watch = Watch(inspector, self._ledger)
         self._processes: list[Process] = []
-        self._stories = list(plan.stories())
+        self._stories = list(plan.stories(framework))
         self._total = sum(len(story.runs) for story in self._stories)
 
     def run(self) -> Outcome:
         """Raises CommandError when a process ends by itself or nothing goes on."""
         alpha, beta = self._start_worker("alpha"), self._start_worker("beta")
-        self._start(start_publisher(self._directory, self._env))
-        self._screen.say(f"{self._total} jobs are published; two Celery workers start: alpha (pid {alpha.pid}), beta "
-                         f"(pid {beta.pid})")
+        self._start("publisher", [self._framework.publisher])
+        self._screen.say(f"{self._total} jobs are published; two {self._framework.title} workers start: alpha "
+                         f"(pid {alpha.pid}), beta (pid {beta.pid})")
         self._follow(lambda now: self._watch.consuming({alpha.pid, beta.pid}))
         self._screen.say("both consume")
         holder = self._watch.holder(alpha.pid)
@@ -64,7 +66,7 @@ class Story:
         self._processes.remove(alpha)
         alpha.kill()
         self._watch.killed(holder)
-        self._screen.say(f"alpha and its pool are killed (SIGKILL) while it holds {len(self._watch.held)} jobs")
+        self._screen.say(f"alpha and its children are killed (SIGKILL) while it holds {len(self._watch.held)} jobs")
         gamma = self._start_worker("gamma")
         self._screen.say(f"a worker starts in its place: gamma (pid {gamma.pid})")
         try:
@@ -89,9 +91,10 @@ class Story:
             process.kill()
 
     def _start_worker(self, name: str) -> Process:
-        return self._start(start_worker(name, self._directory, self._env))
+        return self._start(name, self._framework.worker(name))
 
-    def _start(self, process: Process) -> Process:
+    def _start(self, name: str, module: Sequence[str]) -> Process:
+        process = Process(name, module, self._directory, self._env)
         self._processes.append(process)
         return process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ...engine import Inspector
@@ -22,13 +23,13 @@ class Watch:
         #: seconds from the kill until others had all of `held`
         self.recovery_seconds: float | None = None
 
-    def consuming(self, pids: set[int]) -> bool:
-        """Whether all these processes are workers that the store knows."""
-        return pids <= {worker.pid for worker in self._inspector.workers()}
+    def consuming(self, groups: set[int]) -> bool:
+        """Whether the store knows a worker of each of these process groups."""
+        return groups <= {_group(worker.pid) for worker in self._inspector.workers()}
 
-    def holder(self, pid: int) -> str:
-        """The name under which the process with this id holds deliveries."""
-        return next(worker.holder for worker in self._inspector.workers() if worker.pid == pid)
+    def holder(self, group: int) -> str:
+        """The name under which a process of this group holds deliveries."""
+        return next(worker.holder for worker in self._inspector.workers() if _group(worker.pid) == group)
 
     def killed(self, holder: str) -> None:
         """From now on what `holder` has waits for others."""
@@ -55,3 +56,11 @@ class Watch:
     def _of_the_dead(self) -> set[tuple[str, str]]:
         return {(queue, delivery.id) for queue in self._inspector.queues()
                 for delivery in self._inspector.in_flight(queue) if delivery.holder == self._holder}
+
+
+def _group(pid: int) -> int:
+    """0 when it is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

@@ -1,4 +1,4 @@
-"""The application of the demo: an ordinary Celery application. Only the broker URL is streambroker's."""
+"""The application of the demo for Celery: an ordinary Celery application. Only the broker URL is streambroker's."""
 
 from __future__ import annotations
 

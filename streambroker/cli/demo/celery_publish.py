@@ -1,11 +1,11 @@
-"""The publisher of the demo, a process of its own: calls the tasks as any web application would."""
+"""The publisher of the demo for Celery, a process of its own: calls the tasks as any web application would."""
 
 from __future__ import annotations
 
 from celery import chain, chord, group
 
 from . import ledger, plan
-from .app import flaky, total, work
+from .celery_app import flaky, total, work
 
 
 def publish(story: plan.Story) -> None:
@@ -27,5 +27,5 @@ def publish(story: plan.Story) -> None:
 
 
 if __name__ == "__main__":
-    for story in plan.stories():
+    for story in plan.stories("celery"):
         publish(story)
