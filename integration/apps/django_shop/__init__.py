@@ -1,0 +1,1 @@
+"""A Django project with one application, both this package. Its settings are `integration.apps.django_shop.settings`."""
