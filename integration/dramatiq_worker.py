@@ -19,6 +19,8 @@ from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import RedisServer, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
+#: what each worker process says
+READY = "ready for action"
 APP = "integration.apps.dramatiq_app"
 
 
@@ -39,11 +41,17 @@ class DramatiqRig:
         self.ledger = ledger
         self.flags = folder / "flags"
         self.flags.mkdir(exist_ok=True)
-        self.settings = {"broker": kind.__name__, "options": {"url": url, "prefix": prefix, **options},
+        self.settings: dict[str, Any] = {"broker": kind.__name__, "options": {"url": url, "prefix": prefix, **options},
                          "ledger": str(ledger.path), "flags": str(self.flags)}
         self.broker = kind(url=url, prefix=prefix, **options)
         self.broker.declare_queue("default")
+        self._others: list[StreamBroker] = []
         self.commands: list[DramatiqCommand] = []
+
+    def another(self) -> StreamBroker:
+        """A broker as of another process."""
+        self._others.append(type(self.broker)(**self.settings["options"]))
+        return self._others[-1]
 
     def send(self, actor: str, job: str, *args: Any, delay: int | None = None) -> None:
         from dramatiq import Message
@@ -72,7 +80,8 @@ class DramatiqRig:
     def close(self) -> None:
         for command in self.commands:
             command.end()
-        self.broker.close()
+        for broker in [self.broker, *self._others]:
+            broker.close()
 
 
 class DramatiqCommand:
@@ -84,7 +93,7 @@ class DramatiqCommand:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._process = ServerProcess(
             [sys.executable, str(Path(sys.executable).parent / script), place, *options], log=self.log,
-            ready=lambda: self.log.read_text().count("ready for action") >= self._ready,
+            ready=lambda: self.log.read_text().count(READY) >= self._ready,
             env={**os.environ, "SB_DRAMATIQ": json.dumps(rig.settings), "PYTHONPATH": str(ROOT), "PATH": path})
 
     def start(self, processes: int) -> None:
@@ -106,6 +115,12 @@ class DramatiqCommand:
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.alive, 10, "the command is gone")
+
+    def reload(self) -> None:
+        """SIGHUP, and wait until its processes are ready again."""
+        before = self.log.read_text().count(READY)
+        self.signal(signal.SIGHUP)
+        wait_until(lambda: self.log.read_text().count(READY) >= before + self._ready, 40, "it is ready again")
 
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)

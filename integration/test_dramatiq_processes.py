@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 
 from integration.dramatiq_worker import DramatiqRig
 from integration.ledger import Ledger
 from streambroker.testing.servers import wait_until
-from tests.dramatiq_rig import message, take, until
+from tests.dramatiq_rig import message, take, until, working
 
 Start = Callable[..., DramatiqRig]
 
@@ -95,20 +97,41 @@ class TestKilled:
 
 
 class TestAlive:
-    def test_busy_threads_keep_what_they_have_for_many_leases(self, start: Start) -> None:
+    def test_busy_stopping_and_paused_ones_keep_what_they_have_for_ten_leases(self, start: Start) -> None:
         rig = start(visibility_timeout=1000)
+        stopping = rig.command(threads=1)
+        rig.send("hold", "waited-for")
+        rig.wait("start", "waited-for")
+        stopping.signal(signal.SIGTERM)
         rig.command()
-        names = jobs(4)
-        for name in names:
-            rig.send("hold", name)
-        wait_until(lambda: len(rig.ledger.ids("start")) == 2, 10, "both threads are busy")
-        other = rig.command(threads=8)
-        time.sleep(6)
-        assert len(rig.ledger.lines("start")) == 2
-        rig.flag("release")
-        rig.wait("end", *names)
-        assert len(rig.ledger.lines("start")) == 4
-        assert other.alive
+        for name in jobs(4):
+            rig.send("spin", name)
+        wait_until(lambda: len(rig.ledger.ids("start")) == 3, 10, "both threads are busy")
+        wait_until(lambda: rig.broker.engine.inspector().stats("default").in_flight == 5, 10, "two are prefetched")
+        running, release = threading.Event(), threading.Event()
+
+        @dramatiq.actor(broker=rig.broker, queue_name="paused")
+        def held() -> None:
+            running.set()
+            release.wait(60)
+
+        held.send()
+        with working(rig.broker, queues={"paused"}) as worker:
+            assert running.wait(10)
+            for thread in worker.consumers.values():
+                thread.pause()
+            free = rig.command(threads=8)
+            others = rig.another().consume("paused", timeout=10_000)
+            assert next(others) is None
+            assert len(rig.ledger.lines("start")) == 3
+            rig.flag("release")
+            release.set()
+            rig.wait("end", "waited-for", *jobs(4))
+            rig.broker.join("paused", timeout=5000)
+            worker.resume()
+        assert len(rig.ledger.lines("start")) == 5
+        assert free.alive
+        wait_until(lambda: not stopping.alive, 10, "the stopping one ends")
 
     def test_a_frozen_process_is_left_to_its_lease(self, start: Start) -> None:
         rig = start(visibility_timeout=3000)

@@ -51,6 +51,11 @@ def work(job: str, seconds: float = 0.0) -> None:
 
 
 @dramatiq.actor
+def ends(job: str) -> None:
+    note("end", job)
+
+
+@dramatiq.actor
 async def awaits(job: str) -> None:
     note("start", job)
     note("end", job)
@@ -62,6 +67,15 @@ def hold(job: str) -> None:
     note("start", job)
     while not _flag("release"):
         time.sleep(0.05)
+    note("end", job)
+
+
+@dramatiq.actor
+def spin(job: str) -> None:
+    """The same, without ever resting."""
+    note("start", job)
+    while not _flag("release"):
+        sum(range(200_000))
     note("end", job)
 
 

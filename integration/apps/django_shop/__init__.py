@@ -1,1 +1,1 @@
-"""A Django project with one application, both this package. Its settings are `integration.apps.django_shop.settings`."""
+"""A Django project with one application, both this package; settings: `integration.apps.django_shop.settings`."""
