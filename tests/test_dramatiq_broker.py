@@ -116,6 +116,19 @@ class TestReceiving:
         broker.enqueue(again)
         assert len(take(broker.consume("default", prefetch=5, timeout=100), 2)) == 2
 
+    def test_one_thread_works_in_the_order_of_sending(self, broker: StreamBroker) -> None:
+        ran: list[int] = []
+
+        @dramatiq.actor(broker=broker)
+        def work(number: int) -> None:
+            ran.append(number)
+
+        for number in range(100):
+            work.send(number)
+        with working(broker, threads=1):
+            until(lambda: len(ran) == 100)
+        assert ran == list(range(100))
+
     def test_the_prefetch_counts_what_earlier_consumers_brought(self, broker: StreamBroker) -> None:
         for number in range(6):
             broker.enqueue(message(number))
@@ -172,6 +185,20 @@ class TestDelay:
     def test_delay_of_nothing(self, broker: StreamBroker) -> None:
         broker.enqueue(message(1), delay=0)
         assert len(take(broker.consume("default", timeout=100), 1)) == 1
+
+    def test_many_are_due_in_their_time(self, broker: StreamBroker) -> None:
+        late: list[float] = []
+
+        @dramatiq.actor(broker=broker)
+        def work(due: float) -> None:
+            late.append(time.time() - due)
+
+        for number in range(100):
+            delay = 1000 + number
+            work.send_with_options(args=(time.time() + delay / 1000,), delay=delay)
+        with working(broker, threads=4):
+            until(lambda: len(late) == 100)
+        assert -0.01 < min(late) <= max(late) < 0.5
 
     @pytest.mark.parametrize("delay", [float("inf"), float("nan"), 11 * 365 * 86_400_000])
     def test_too_long(self, broker: StreamBroker, delay: int) -> None:

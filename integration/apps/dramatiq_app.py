@@ -55,6 +55,11 @@ def ends(job: str) -> None:
     note("end", job)
 
 
+@dramatiq.actor(queue_name="second")
+def aside(job: str) -> None:
+    note("end", job)
+
+
 @dramatiq.actor
 async def awaits(job: str) -> None:
     note("start", job)
