@@ -148,3 +148,38 @@ def test_routing_rows_that_are_none_of_ours_stop_nobody(server: RedisServer, pre
         Producer(channel, exchange).publish(1, routing_key="k.1")
         assert channel.queue_declare("q", passive=True).message_count == 1
         assert list(channel.list_bindings()) == [("q", "ex", "k.#")]
+
+
+def test_what_an_operator_trimmed_is_forgotten_and_what_is_left_recovered(every_server: RedisServer,
+                                                                          prefix: str) -> None:
+    """Rows 78, 79: entries that a dead worker holds and that are gone from the stream."""
+    options = {"prefix": prefix, "visibility_timeout": 2}
+    mortal, engine = ProcessMortal(every_server.url(), options), connect(every_server.url(), **options)
+    engine.publish("q", messages(*(f"{number}" for number in range(50))))
+    assert len(mortal.take("q", 50)) == 50
+    with every_server.client() as client:
+        for entry, _ in client.xrange(f"{prefix}:{{q}}:s:0")[:40]:
+            client.xdel(f"{prefix}:{{q}}:s:0", entry)
+    mortal.die()
+    consumer = engine.consume(["q"])
+    got = drain(consumer, 10, 10)
+    assert bodies(got) == [f"{number}" for number in range(40, 50)]
+    for delivery in got:
+        consumer.ack(delivery)
+    engine.publish("q", messages("next"))
+    assert bodies(drain(consumer, 1)) == ["next"]
+    wait_until(lambda: engine.inspector().stats("q").in_flight == 1, 10, "nothing else is pending")
+    engine.close()
+
+
+def test_a_group_of_others_keeps_no_entry(server: RedisServer, prefix: str) -> None:
+    """Row 81: nobody reads for it, and nothing waits for that."""
+    engine = connect(server.url(), prefix=prefix)
+    engine.publish("q", messages(*"abc"))
+    with server.client() as client:
+        client.xgroup_create(f"{prefix}:{{q}}:s:0", "foreign", "0")
+        consumer = engine.consume(["q"])
+        for delivery in drain(consumer, 3):
+            consumer.ack(delivery)
+        wait_until(lambda: client.xlen(f"{prefix}:{{q}}:s:0") == 0, 5, "all are gone")
+    engine.close()
