@@ -148,10 +148,11 @@ class Settles:
         while True:
             wait = min(TRY, settings.socket_timeout, max(LEAST, end - time.monotonic()))
             epoch = link.epoch
-            sent = link.post(others)
+            sent = bool(others) and link.post(others)
             answers = link.requests([Frame(reply, ACK) for reply in last.values()], wait)
             # what was posted to a connection that broke meanwhile may be lost
-            if sent and link.epoch == epoch and all(answer is not None and not answer.status for answer in answers):
+            whole = not others or sent and link.epoch == epoch
+            if whole and all(answer is not None and not answer.status for answer in answers):
                 return
             if time.monotonic() >= end:
                 raise StoreConnectionError("the server does not confirm acknowledgements")
