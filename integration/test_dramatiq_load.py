@@ -118,11 +118,12 @@ def reset_slowest(server: Server) -> None:
 @pytest.mark.stores
 def test_a_flood_that_is_due_in_one_second(rig: DramatiqRig, server: Server) -> None:
     """Neither is the server blocked nor does a worker's memory grow."""
-    count = 50_000
+    # a nats-server's own schedules come some hundreds a second
+    count = 10_000 if isinstance(server, NatsServer) else 50_000
     reset_slowest(server)
     command = rig.command(threads=8)
     worker = psutil.Process(command.pids()[-1])
-    due = time.time() + (110 if isinstance(server, NatsServer) else 40)  # what publishing may take
+    due = time.time() + 40  # what publishing may take
     before = worker.memory_info().rss
     for start in range(0, count, 500):
         rig.broker.engine.publish("default", [
