@@ -175,7 +175,7 @@ class TestReceiving:
 
 class TestDelay:
     def test_delay_is_the_stores(self, broker: StreamBroker) -> None:
-        sent = broker.enqueue(message(1), delay=300)
+        sent = broker.enqueue(message(1), delay=1000)
         consumer = broker.consume("default", timeout=100)
         assert counts(broker) == (0, 1, 0)
         assert next(consumer) is None
