@@ -34,11 +34,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`kind` is each kind of --server. `every_kind` is each Redis among them, by default the oldest and the newest;
-    `every_nats_kind` each nats-server that is here."""
+    `every_nats_kind` each nats-server among them, by default each that is here."""
     if "every_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_kind", _redis_kinds(metafunc.config.getoption("--server") or []))
     if "every_nats_kind" in metafunc.fixturenames:
-        metafunc.parametrize("every_nats_kind", available_nats_kinds())
+        metafunc.parametrize("every_nats_kind", _nats_kinds(metafunc.config.getoption("--server") or []))
     if "kind" in metafunc.fixturenames:
         # of the session's scope, so that fixtures of a module can ask for it
         metafunc.parametrize("kind", _kinds(metafunc), scope="session")
@@ -48,6 +48,10 @@ def _redis_kinds(asked: list[str]) -> list[str]:
     if "all" in asked:
         return available_kinds()
     return [kind for kind in asked if not kind.startswith("nats")] or required_kinds()
+
+
+def _nats_kinds(asked: list[str]) -> list[str]:
+    return [kind for kind in asked if kind.startswith("nats")] or available_nats_kinds()
 
 
 def _kinds(metafunc: pytest.Metafunc) -> list[Any]:

@@ -16,20 +16,22 @@ import pytest
 
 from integration.dramatiq_worker import DramatiqRig
 from integration.ledger import Ledger
+from integration.stores import Server
 from streambroker.testing.servers import wait_until
 from tests.dramatiq_rig import message, take, until, working
+
+pytestmark = pytest.mark.stores
 
 Start = Callable[..., DramatiqRig]
 
 
-@pytest.fixture(params=["valkey", "nats"])
-def start(request: pytest.FixtureRequest, servers: Callable[[str], Any], tmp_path: Path, ledger: Ledger,
-          prefix: str) -> Iterator[Start]:
+@pytest.fixture
+def start(server: Server, tmp_path: Path, ledger: Ledger, prefix: str) -> Iterator[Start]:
     """`start(**options of the broker)` makes this test's rig."""
     rigs: list[DramatiqRig] = []
 
     def start(**options: Any) -> DramatiqRig:
-        rigs.append(DramatiqRig(servers(request.param), tmp_path, ledger, prefix, **options))
+        rigs.append(DramatiqRig(server, tmp_path, ledger, prefix, **options))
         return rigs[-1]
 
     yield start
