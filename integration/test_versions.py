@@ -29,8 +29,8 @@ def test_a_combination_of_versions_works(name: str, wheel: Path, tmp_path: Path)
 @pytest.mark.parametrize("what", ["celery", "kombu", "dramatiq", "redis", "nats", "python"])
 def test_every_supported_version_has_a_cell(what: str) -> None:
     supported = {"celery": ["5.3", "5.4", "5.5", "5.6", "5.7"], "kombu": ["5.3", "5.4", "5.5", "5.6", "5.7"],
-                 "dramatiq": ["2.0", "2.1", "2.2"], "redis": ["5", "6", "7", "8"], "nats": ["2.10", "2.16"],
-                 "python": ["3.10", "3.11", "3.12", "3.13"]}[what]
+                 "dramatiq": ["1.17", "1.18", "2.0", "2.1", "2.2"], "redis": ["5", "6", "7", "8"],
+                 "nats": ["2.10", "2.16"], "python": ["3.10", "3.11", "3.12", "3.13"]}[what]
     pinned = [getattr(cell, what) for cell in CELLS.values()]
     assert [version for version in supported if not any(f"{pin}.".startswith(f"{version}.") for pin in pinned)] == []
 

@@ -83,8 +83,10 @@ CELLS = {
     "celery57-python311": Cell("3.11", ("redis74", "nats211"), "5.7.0", "5.7.0", "", "5.3.1"),
     "celery57-newest": Cell("3.13", ("valkey", "nats215"), "5.7.0", "5.7.0", "", "8.1.0", "3.5.0"),
     "celery57-newest-pure": Cell("3.13", ("valkey",), "5.7.0", "5.7.0", "", "8.1.0"),
-    "dramatiq20-oldest": Cell("3.10", ("redis62", "nats210"), dramatiq="2.0.0", redis="5.0.0", hiredis="2.2.3",
-                              nats="2.10.0"),
+    "dramatiq117-oldest": Cell("3.10", ("redis62", "nats210"), dramatiq="1.17.0", redis="5.0.0", hiredis="2.2.3",
+                               nats="2.10.0"),
+    "dramatiq118": Cell("3.12", ("valkey", "nats215"), dramatiq="1.18.0", redis="7.4.1"),
+    "dramatiq20": Cell("3.10", ("redis62", "nats210"), dramatiq="2.0.0", redis="5.3.1", hiredis="3.2.1"),
     "dramatiq20-python313": Cell("3.13", ("redis70", "nats211"), dramatiq="2.0.1", redis="6.4.0", nats="2.12.0"),
     "dramatiq21": Cell("3.12", ("redis74", "nats212"), dramatiq="2.1.0", redis="7.4.1", hiredis="3.4.2"),
     "dramatiq22": Cell("3.11", ("redis82", "nats214"), dramatiq="2.2.0", redis="8.1.0"),
@@ -173,5 +175,7 @@ DEMOS: dict[Framework, tuple[tuple[str, ...], ...]] = {
 
 
 def is_beyond(test: str, cell: Cell) -> bool:
-    """URLs that name a provider of credentials are refused by older Kombu itself; as an option it works."""
-    return "path of a provider" in test and bool(cell.celery) and cell.kombu < "5.6"
+    """What an older framework does not do. Kombu refuses URLs that name a provider of credentials; as an option it
+    works. Dramatiq does not say why it gives up a message for an unknown actor: its dead letter has no more reason."""
+    return ("path of a provider" in test and bool(cell.kombu) and cell.kombu < "5.6"
+            or test.endswith("::test_an_unknown_actor") and cell.dramatiq.startswith("1."))
