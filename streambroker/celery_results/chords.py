@@ -35,7 +35,10 @@ class Chords:
     def save_nested(self, header_result_args: tuple[Any, ...]) -> None:
         """Groups inside the header: their shape is needed when its values are put together."""
         if isinstance(header_result_args[1], _regen):
-            return  # a generator that must not be run out here; its tasks are single ones
+            # a generator, whose tasks are single ones: Celery 5.3 only numbers them when it is run out, which
+            # does not use it up
+            list(header_result_args[1])
+            return
         header = self._backend.app.GroupResult(*header_result_args)
         if any(isinstance(each, GroupResult) for each in header.results):
             self._backend.set(self._backend.get_key_for_group(header.id),
