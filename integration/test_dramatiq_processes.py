@@ -50,8 +50,7 @@ class TestKilled:
         doomed = rig.command()
         for name in names:
             rig.send("hold", name)
-        rig.wait("start", *names[:2])
-        wait_until(lambda: len(rig.ledger.ids("start")) >= 2, 10, "two of them run")
+        wait_until(lambda: len(rig.ledger.ids("start")) >= 2, 20, "two of them run")
         rig.command(threads=4)
         # the store has heard who holds what
         time.sleep(1.5)
@@ -139,8 +138,9 @@ class TestAlive:
         rig = start(visibility_timeout=3000)
         frozen = rig.command(threads=1)
         rig.send("hold", "a")
-        rig.send("work", "b")
+        # Dramatiq before 2.2 starts what it has prefetched in any order
         rig.wait("start", "a")
+        rig.send("work", "b")
         wait_until(lambda: rig.broker.engine.inspector().stats("default").in_flight == 2, 10, "it has both")
         for pid in frozen.pids():
             os.kill(pid, signal.SIGSTOP)
@@ -168,7 +168,7 @@ class TestStopped:
         wait_until(lambda: "Shutting down" in leaving.log.read_text(), 10, "its threads start nothing more")
         rig.flag("release")
         got = take(consumer, 2, 6)
-        assert [each.args[0] for each in got] == names[2:4]
+        assert {each.args[0] for each in got} == {*names[:4]} - {*rig.ledger.ids("start")}
         assert {each.delivery_count for each in got} == {1}
         consumer.requeue(got)
 
@@ -213,7 +213,7 @@ class TestWays:
         for name in jobs(8):
             rig.send("hold", name)
         rig.send("spawns", "b")
-        wait_until(lambda: len(rig.ledger.ids("start")) == 8, 15, "all greenlets are busy")
+        rig.wait("start", *jobs(8))
         time.sleep(3)
         rig.flag("release")
         rig.wait("end", *jobs(8), "b", "b/child")
