@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.versions import binaries
+from integration.versions.__main__ import describe
 from integration.versions.binaries import ServerMissing, provide
 from integration.versions.pins import CELLS, SERVERS, TESTS, Server
 from integration.versions.run import build_wheel, interpreter, run_cell
@@ -54,6 +54,15 @@ def test_every_test_that_is_named_is_there() -> None:
         assert f"def {name}" in (root / path).read_text()
 
 
+def test_the_table_in_readme_is_about_these_cells() -> None:
+    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text()
+    rows = [tuple(line.strip("| ").split(" | ")) for line in readme.splitlines() if line.startswith("| ")]
+    quoted = [row for row in rows if row[0] in CELLS]
+    known = {describe(name, kind) for name, cell in CELLS.items() for kind in cell.servers}
+    assert quoted and {row[:-2] for row in quoted} <= known
+    assert all(int(row[-2]) > 40 and row[-1] == "0" for row in quoted)
+
+
 def test_a_python_that_is_not_here_is_told() -> None:
     with pytest.raises(FileNotFoundError, match=r"no Python 2\.99: no python2\.99 on PATH"):
         interpreter("2.99")
@@ -61,7 +70,7 @@ def test_a_python_that_is_not_here_is_told() -> None:
 
 def test_a_server_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_VERSIONS", str(tmp_path))
-    monkeypatch.setitem(binaries.SERVERS, "redis62", Server("Redis", "6.2.99"))
+    monkeypatch.setitem(SERVERS, "redis62", Server("Redis", "6.2.99"))
     (tmp_path / "redis-server-6.2.99").mkdir()
     other = tmp_path / "redis-server-6.2.99" / "redis-server"
     other.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
@@ -72,6 +81,6 @@ def test_a_server_of_another_version_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_server_that_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMBROKER_VERSIONS", str(tmp_path / "cache"))
-    monkeypatch.setitem(binaries.SERVERS, "redis62", Server("Redis", "6.2.99"))
+    monkeypatch.setitem(SERVERS, "redis62", Server("Redis", "6.2.99"))
     with pytest.raises(ServerMissing, match="no redis-server in"):
         provide("redis62")
