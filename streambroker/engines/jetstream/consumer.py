@@ -257,6 +257,8 @@ class JetStreamConsumer(Settling):
                 self._pull.want = limit - len(got) - waiting
             if ask and limit > 0 and not (got and limit == len(got)):
                 self._pull.ask()
+        if got:
+            engine.trials.say()
         if got and self.no_ack:
             engine.settles.send_acks()
         self._more = any(lane.pool for lane in self.lanes) and limit > len(got) and self._choice.due() == 0.0

@@ -6,15 +6,22 @@ one that was lost in company has the process for itself.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...errors import StoreConnectionError
 from ...message import Delivery
 from .holder import Key
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
+
+logger = logging.getLogger(__name__)
+
+#: how long the server may take (seconds)
+PATIENCE = 1.0
 
 
 @dataclass(slots=True)
@@ -36,6 +43,7 @@ class Trials:
         self._out: dict[Key, Trial] = {}
         #: until when the process empties itself for one (monotonic)
         self.emptying: float | None = None
+        self._said = True
 
     def __bool__(self) -> bool:
         return bool(self._out)
@@ -44,6 +52,16 @@ class Trials:
         """The one whose time is not over."""
         return next((trial for trial in list(self._out.values()) if trial.until > now), None)
 
+    def say(self) -> None:
+        """Returns when the server has what was noted: a process may die as soon as it gets the messages. Blocks; not
+        for the link's thread."""
+        if not self._said:
+            self._said = True
+            try:
+                self._engine.link.flush(PATIENCE)
+            except StoreConnectionError as error:
+                logger.debug("the books of messages on trial may be late: %s", error)
+
     def begin(self, suspect: Delivery, *, strict: bool, alone: bool, until: float) -> None:
         """It goes out. Others that are still out have lived through their time: they are not the ones."""
         engine, place = self._engine, suspect.place
@@ -51,6 +69,7 @@ class Trials:
             engine.link.post([engine.books.frame(trial.delivery.place, trial="")])
         self._out.clear()
         self._out[place.key] = Trial(suspect, strict, until, alone)
+        self._said = False
         engine.link.post([engine.books.frame(place, trial=engine.holder.name, at=place.raw, alone=alone)])
 
     def joined(self) -> None:
@@ -72,4 +91,5 @@ class Trials:
     def _note(self, trial: Trial, *, alone: bool) -> None:
         if trial.alone is not alone:
             trial.alone = alone
+            self._said = False
             self._engine.link.post([self._engine.books.frame(trial.delivery.place, alone=alone)])
