@@ -1,4 +1,4 @@
-"""Celery workers as a user starts them: a command, in a session of its own, with a log file."""
+"""Workers as a user starts them: a command, in a session of its own, with a log file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -17,28 +18,30 @@ from integration.ledger import Ledger
 from streambroker.embedded import ServerProcess
 from streambroker.testing.servers import wait_until
 
+W = TypeVar("W", bound="WorkerProcess")
 ROOT = Path(__file__).resolve().parent.parent
-_READY = r"@\S+ ready\."
+#: what a worker of Celery logs when it is
+CELERY_READY = r"@\S+ ready\."
 
 
-class CeleryWorker:
-    """`python -m celery -A integration.apps.celery_app worker`, started by `start` and ready when that returns.
+class WorkerProcess:
+    """A worker's command with its children, started by `start` and ready when that returns: when `ready`, a regular
+    expression, is `processes` more times in its log.
 
-    `options` are further command line options. Kills are noted in the ledger, so that its verdict can explain repeats.
+    Kills are noted in the ledger, so that its verdict can explain repeats.
     """
 
-    def __init__(self, settings: AppSettings, folder: Path, name: str = "w", *, pool: str = "prefork",
-                 concurrency: int = 2, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, argv: Sequence[str | Path], name: str, *, folder: Path, ledger: Ledger, ready: str,
+                 env: Mapping[str, str], processes: int = 1) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self.ledger = Ledger(Path(settings.ledger))
+        self.ledger = ledger
         self.starts = 0
-        self._ready_before = 0
-        self._process = ServerProcess(
-            [sys.executable, "-m", "celery", "-A", "integration.apps.celery_app", "worker", "--pool", pool,
-             "--concurrency", str(concurrency), "--hostname", f"{name}@%h", "--loglevel", "INFO", *options],
-            log=self.log, ready=lambda: self.count(_READY) > self._ready_before,
-            env={**settings.environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})})
+        self._pattern = ready
+        self._ready_at = 0
+        self._processes = processes
+        self._process = ServerProcess(argv, log=self.log, ready=lambda: self.count(ready) >= self._ready_at,
+                                      env={"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env})
 
     @property
     def pid(self) -> int:
@@ -48,10 +51,10 @@ class CeleryWorker:
     def alive(self) -> bool:
         return self._process.alive
 
-    def start(self, timeout: float = 40.0, *, wait: bool = True) -> CeleryWorker:
+    def start(self: W, timeout: float = 40.0, *, wait: bool = True) -> W:
         """Start, again too; with `wait` return when its log says ready. Raises StoreUnavailable with the log's end."""
         self.starts += 1
-        self._ready_before = self.count(_READY)
+        self._ready_at = self.count(self._pattern) + self._processes
         self._process.launch()
         if wait:
             self.wait_ready(timeout)
@@ -143,7 +146,19 @@ class CeleryWorker:
                 continue
 
 
-def stop_all(workers: Sequence[CeleryWorker], number: int = signal.SIGTERM, timeout: float = 30.0) -> list[float]:
+class CeleryWorker(WorkerProcess):
+    """`python -m celery -A integration.apps.celery_app worker`; `options` are further command line options."""
+
+    def __init__(self, settings: AppSettings, folder: Path, name: str = "w", *, pool: str = "prefork",
+                 concurrency: int = 2, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        super().__init__(
+            [sys.executable, "-m", "celery", "-A", "integration.apps.celery_app", "worker", "--pool", pool,
+             "--concurrency", str(concurrency), "--hostname", f"{name}@%h", "--loglevel", "INFO", *options],
+            name, folder=folder, ledger=Ledger(Path(settings.ledger)), ready=CELERY_READY,
+            env={**settings.environment(), **(env or {})})
+
+
+def stop_all(workers: Sequence[WorkerProcess], number: int = signal.SIGTERM, timeout: float = 30.0) -> list[float]:
     """Send `number` to the process of each and wait for their ends; the seconds that each took. When one takes longer
     than `timeout` all are killed and an AssertionError tells."""
     began = time.monotonic()

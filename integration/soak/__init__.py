@@ -1,0 +1,1 @@
+"""Hours in minutes: producers, workers and every kind of disturbance, judged by a ledger outside of the store."""
