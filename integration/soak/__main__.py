@@ -11,8 +11,8 @@ What ran is in a ledger outside of the store. The verdict names
   lost         confirmed to its publisher, neither ended nor a dead letter
   early        started before its time
   doubled      started twice, each with its cause: kill, cut, restart (of the store) or lost lease, when that hit the
-               worker or the store during the first run; poison, when the job itself killed its worker; unexplained
-               otherwise
+               worker or the store during the first run, or kept the second worker away from the store, which had the
+               job before; poison, when the job itself killed its worker; unexplained otherwise
   late         started more than the lease and 5 s after its time, with how much
   unknown      its publishing raised: it may run once or not at all, and is counted apart
   left         what the store has over its base when all is done and all are gone
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--framework", choices=("celery", "dramatiq"), required=True)
     parser.add_argument("--minutes", type=float, default=10.0, help="of disturbance (default: 10)")
     parser.add_argument("--seed", type=int, help="the same one makes the same jobs and the same plan (default: any)")
-    parser.add_argument("--rate", type=float, default=10.0, help="jobs published a second (default: 10)")
+    parser.add_argument("--rate", type=float, default=6.0, help="jobs published a second (default: 6)")
     parser.add_argument("--lease", type=float, default=10.0, help="seconds (default: 10)")
     parser.add_argument("--server", help="kind of server, say redis62 or nats210 (default: valkey, nats)")
     parser.add_argument("--json", action="store_true", help="the verdict as JSON")

@@ -19,8 +19,7 @@ QUEUES = ("soak", "poison")
 #: bytes: larger messages are refused by the publisher
 LIMIT = 512 << 10
 #: one of so many jobs kills whoever runs it
-POISON_EVERY = 400
-_FIRST_POISON = 60
+POISON_EVERY = 300
 #: kind of job -> share
 _SHARES = {"plain": 60, "delayed": 14, "retried": 10, "prioritised": 11, "large": 3, "oversized": 2}
 
@@ -71,11 +70,11 @@ class Again(Exception):
 def stream_of_jobs(producer: str, seed: int) -> Iterator[Job]:
     """Without end, the same ones for the same seed."""
     chance = random.Random(f"{producer}{seed}")
-    number = 0
+    number, poison = 0, chance.randrange(30, POISON_EVERY)
     while True:
         number += 1
         kind = chance.choices([*_SHARES], [*_SHARES.values()])[0]
-        if number % POISON_EVERY == _FIRST_POISON:
+        if number % POISON_EVERY == poison:
             kind = "poison"
         # most work is short, some lasts long enough to be hit by what happens to its worker
         seconds = round(chance.uniform(0.5, 2.5) if chance.random() < 0.06 else chance.uniform(0.0, 0.12), 3)

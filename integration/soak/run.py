@@ -37,7 +37,7 @@ class Options:
     minutes: float
     seed: int
     server: str
-    rate: float = 10.0
+    rate: float = 6.0
     lease: float = 10.0
 
 

@@ -174,6 +174,16 @@ class _Story:
                 return CAUSES[facts["what"]]
         return ""
 
+    def silence(self, first: Line, second: Line) -> str:
+        """Why the second worker may have had the job before the first one: it was out of reach when that started it,
+        and went on with what it had when that was over; or nothing."""
+        for line in self.disturbed:
+            began, until = line.facts["began"], line.facts["until"] + RECOVERY
+            if (line.facts["worker"] == second.facts["worker"] and line.facts["what"] in CAUSES
+                    and began <= first.at <= second.at <= until):
+                return CAUSES[line.facts["what"]]
+        return ""
+
 
 def judge(lines: Sequence[Line], *, left: Sequence[str] = (), troubles: Sequence[str] = (),
           bound: float = 35.0) -> Verdict:
@@ -213,7 +223,8 @@ def judge(lines: Sequence[Line], *, left: Sequence[str] = (), troubles: Sequence
 def _doubles(story: _Story) -> Iterator[Double]:
     for run, starts in story.starts.items():
         for first, second in pairwise(sorted(starts, key=lambda line: line.at)):
-            cause = story.hit(first, second.at) or _inherited(story, run, second.at) or UNEXPLAINED
+            cause = (story.hit(first, second.at) or story.silence(first, second) or _inherited(story, run, second.at)
+                     or UNEXPLAINED)
             yield Double(run[0], run[1], cause, first.facts["worker"], first.at, second.at)
 
 
