@@ -20,7 +20,7 @@ MINUTES = 3
 def test_minutes_of_disturbance(engine, framework):
     done = subprocess.run(
         [sys.executable, "-m", "integration.soak", "--engine", engine, "--framework", framework, "--minutes",
-         str(MINUTES), "--json"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+         str(MINUTES), "--json"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     verdict = json.loads(done.stdout)
     assert verdict["ok"]

@@ -1,4 +1,4 @@
-"""The soak's verdict: each kind of fault shows in it, each cause of a second start is named, and a clean run is clean."""
+"""The soak's verdict: each kind of fault shows in it, each cause of a second start is named, a clean run is clean."""
 
 from __future__ import annotations
 
@@ -121,6 +121,13 @@ def test_what_hit_the_first_worker_is_the_cause(what, cause):
     assert causes(lines("w1", 12, 14)) == ["unexplained"]
     assert causes(lines("w0", 5, 9.5 - RECOVERY)) == ["unexplained"]
     assert causes(lines("w0", 19.5, 21)) == ["unexplained"]
+
+
+def test_what_hit_the_worker_alone_is_named_before_what_hit_all():
+    lines = [*run("a", 10, None), *run("a", 25, 30, worker="w1", pid=30), disturbed("crash", "", 11, 12),
+             disturbed("freeze", "w0", 13, 27), disturbed("cut", "w0", 20, 21)]
+    assert causes(lines) == ["lost lease"]
+    assert causes([each for each in lines if each.kind != "disturbed" or not each.facts["worker"]]) == ["restart"]
 
 
 @pytest.mark.parametrize(("what", "cause"), [("freeze", "lost lease"), ("hang", "lost lease"), ("cut", "cut")])

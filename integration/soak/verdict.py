@@ -167,12 +167,12 @@ class _Story:
         end = min(until, finish.at + SETTLING if finish else until)
         if any(start.at <= at <= end for at in self.killed.get(start.pid, ())):
             return KILL
-        for line in self.disturbed:
-            facts = line.facts
-            hits = facts["worker"] in ("", start.facts["worker"])
-            if hits and facts["what"] in CAUSES and facts["began"] <= end and facts["until"] + RECOVERY >= start.at:
-                return CAUSES[facts["what"]]
-        return ""
+        hits = [facts for line in self.disturbed if (facts := line.facts)["worker"] in ("", start.facts["worker"])
+                and facts["what"] in CAUSES and facts["began"] <= end and facts["until"] + RECOVERY >= start.at]
+        if not hits:
+            return ""
+        # what happened to this worker alone rather than to all, and first
+        return CAUSES[min(hits, key=lambda facts: (not facts["worker"], facts["began"]))["what"]]
 
     def silence(self, first: Line, second: Line) -> str:
         """Why the second worker may have had the job before the first one: it was out of reach when that started it,
