@@ -15,7 +15,9 @@ app = Celery("soak", broker=SETTINGS.url)
 app.conf.update(
     DURABLE, broker_transport_options=SETTINGS.options, broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None, task_ignore_result=True, task_default_queue=QUEUES[0],
-    task_queues=[Queue(name, routing_key=name) for name in QUEUES])
+    task_queues=[Queue(name, routing_key=name) for name in QUEUES],
+    # by default Celery rejects a job whose retry it could not publish within a second
+    task_publish_retry_policy={"max_retries": 12, "interval_start": 0.2, "interval_step": 0.5, "interval_max": 3.0})
 
 
 @app.task(name="soak", bind=True, max_retries=None)

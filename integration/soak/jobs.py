@@ -18,6 +18,9 @@ VARIABLE = "STREAMBROKER_SOAK"
 QUEUES = ("soak", "poison")
 #: bytes: larger messages are refused by the publisher
 LIMIT = 512 << 10
+#: bytes of large ones: with more than a pipe holds (64 KiB) a warm shutdown of Celery's prefork pool may hang, over
+#: every broker
+LARGE = 40 << 10
 #: one of so many jobs kills whoever runs it
 POISON_EVERY = 300
 #: kind of job -> share
@@ -83,7 +86,7 @@ def stream_of_jobs(producer: str, seed: int) -> Iterator[Job]:
             delay=round(chance.uniform(0.3, 20.0), 3) if kind == "delayed" else 0.0,
             priority=chance.randrange(4) if kind == "prioritised" else 0,
             retries=chance.randint(1, 2) if kind == "retried" else 0,
-            padding={"large": LIMIT // 4, "oversized": LIMIT * 2}.get(kind, 0))
+            padding={"large": LARGE, "oversized": LIMIT * 2}.get(kind, 0))
 
 
 def perform(settings: Settings, job: str, kind: str, seconds: float, retries: int, attempt: int) -> None:

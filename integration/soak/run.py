@@ -124,9 +124,15 @@ class Soak:
     def _revive(self, target: str) -> None:
         if target == STORE:
             return
-        began = time.time()
+        member, began = self._fleet.members[target], time.time()
+        if member in self._fleet.producers:
+            # another one would publish the same jobs again
+            trouble = f"{target}: ended by itself, see {member.process.log}"
+            if not member.process.alive and trouble not in self._troubles:
+                self._trouble(trouble)
+            return
         try:
-            if self._fleet.members[target].revive():
+            if member.revive():
                 self._say(f"{target}: had ended and was started again")
                 self._note("ended by itself", target, began)
         except StreambrokerError as error:
