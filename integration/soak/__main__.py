@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=6.0, help="jobs published a second (default: 6)")
     parser.add_argument("--lease", type=float, default=10.0, help="seconds (default: 10)")
     parser.add_argument("--server", help="kind of server, say redis62 or nats210 (default: valkey, nats)")
+    parser.add_argument("--keep", action="store_true", help="logs and ledger, also when all is well")
     parser.add_argument("--json", action="store_true", help="the verdict as JSON")
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
@@ -59,11 +60,11 @@ def main() -> int:
           file=sys.stderr, flush=True)
     verdict = Soak(options, folder).run()
     print(json.dumps({**as_json(verdict), "seed": seed}, indent=1) if args.json else as_text(verdict))
-    if verdict.faults:
+    if args.keep or verdict.faults:
         print(f"logs and ledger: {folder}", file=sys.stderr)
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    else:
+        shutil.rmtree(folder)
+    return 1 if verdict.faults else 0
 
 
 sys.exit(main())
