@@ -88,7 +88,8 @@ def test_idle_workers_ask_for_little(fresh: Callable[..., Server], tmp_path: Pat
         own = 0 if isinstance(servers[0], NatsServer) else 3
         assert [connects(server) - before for server, before in zip(servers, opened, strict=True)] == [own, own]
         for count, each in enumerate(sent, start=1):
-            assert each <= seconds * count * (3 if isinstance(servers[0], NatsServer) else 1)
+            # what comes twice a minute may come twice in this time
+            assert each <= seconds * count * (3 if isinstance(servers[0], NatsServer) else 1) + 4
         for rig in rigs:
             lines = [line for worker in rig.workers for line in worker.text().splitlines()]
             assert not [line for line in lines if "WARNING" in line and "Security" not in line]

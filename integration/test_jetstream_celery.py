@@ -62,19 +62,21 @@ def test_ten_restarts(fresh: Callable[..., NatsServer], celery: CeleryRig, ledge
 
 
 def test_a_deleted_consumer_is_made_again_and_told(server: NatsServer, celery: CeleryRig, ledger: Ledger) -> None:
-    """Under an idle worker, and under one whose task runs: that one keeps it."""
+    """Under workers whose tasks run: they keep them, though all is handed out anew."""
     celery.use(server.url())
-    worker = celery.worker(pool="threads", concurrency=2, options=QUICK)
-    celery.send("hold", "running")
-    ledger.wait_ids("start", ["running"], SOON)
+    celery.start(*(celery.worker(name, start=False, pool="threads", concurrency=2, options=QUICK)
+                   for name in ("one", "two")))
+    running = celery.send_all("hold", [f"running-{number}" for number in range(3)])
+    ledger.wait_ids("start", running, SOON)
     names = Names(celery.prefix)
     assert server.api(f"CONSUMER.DELETE.{names.main}.{names.durable('celery', 0)}")["success"]
     celery.send("work", "after")
     ledger.wait_ids("end", ["after"], SOON)
-    worker.wait_log("the consumer of queue 'celery' was gone")
+    wait_until(lambda: any(worker.count("the consumer of queue 'celery' was gone") for worker in celery.workers), SOON,
+               "it is told")
     celery.flag("release")
-    ledger.wait_ids("end", ["running"], SOON)
-    assert ledger.verdict().lost == []
+    ledger.wait_ids("end", running, SOON)
+    assert ledger.verdict().clean
     celery.finish()
 
 

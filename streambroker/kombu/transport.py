@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 #: how long a drain waits when the prefetch is used up: acknowledgements of other threads may depend on its return
 SATURATED_WAIT = 0.01
 #: how long the end of a connection waits for a store that may be gone
-FAREWELL = 1.0
+FAREWELL = 2.0
 #: how long a drain with a time-out of 0 waits for the answer to its own request
 GRACE = 0.005
 

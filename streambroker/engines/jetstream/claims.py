@@ -88,6 +88,10 @@ class Claims:
         for delivery in list(self._engine.holder.held.values()):
             delivery.place.doubt = True
 
+    def durable_made_anew(self) -> None:
+        """It hands out what was out before as if for the first time."""
+        self._before = max(self._before, self._engine.streams.surely_ahead())
+
     def doubtful(self, place: Place) -> bool:
         """Whether it may have been out before."""
         return place.raw > 1 or place.entered < self._before

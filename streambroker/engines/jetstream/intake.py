@@ -60,7 +60,7 @@ class Intake:
             return
         doubtful = self._engine.claims.doubtful(place)
         if not self._consumer.no_ack:
-            if doubtful and self._is_here(place):
+            if (doubtful or place.key in self._engine.holder.held) and self._is_here(place):
                 self._consumer.refund()
                 return
             self._engine.holder.hold(delivery)

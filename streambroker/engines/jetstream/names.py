@@ -11,7 +11,7 @@
 | `<p>.b.<stream>.<seq>` | `<p>_state` | the book of one message: what the server's delivery count does not tell |
 | `<p>.w.<holder>` | `<p>_held`, last of each subject | what a process holds, its sign of life |
 | `<p>.p.<holder>` | none | asks one process whether it is there, and what it holds now |
-| `<p>.n` | none | tells of joins, departures and new priority steps |
+| `<p>.n` | none | tells of joins, departures, new priority steps and durables that were made anew |
 | `<p>.f.<topic>.<key>` | none | broadcasts |
 """
 

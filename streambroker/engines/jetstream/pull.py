@@ -210,6 +210,9 @@ class Pull:
                 await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
                 tries += 1
         lane.repairing = False
+        # those who have no request there do not notice
+        self._engine.claims.durable_made_anew()
+        self._engine.tell({"anew": lane.durable})
         if lane in self._lanes:
             if "Leadership" not in reason:
                 self._engine.chores.report(f"the consumer of queue {lane.queue!r} was gone ({reason}), made again",

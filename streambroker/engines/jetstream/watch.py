@@ -190,6 +190,8 @@ class Watch:
             return
         if isinstance(news, dict) and "steps" in news:
             self._engine.consumption.steps_changed(str(news["steps"]))
+        elif isinstance(news, dict) and "anew" in news:
+            self._engine.claims.durable_made_anew()
         else:
             self.succession.changed()
 
