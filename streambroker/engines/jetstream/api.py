@@ -21,8 +21,11 @@ STREAM_EXISTS, WRONG_SEQUENCE, NO_MESSAGE = 10058, 10071, 10057
 CONSUMER_EXISTS, CONSUMER_MOVED = 10148, 10012
 #: codes that mean "not now": no leader, no quorum, no room
 NOT_NOW = frozenset({10008, 10009, 10023, 10028, 10047, 10077, 10118})
-#: how long one request waits for its answer: a leader that died does not answer (seconds)
-PATIENCE = 3.0
+#: how long the tries of one request wait for an answer, again and again: who died does not answer, and the next leader
+#: only what it is asked then; but a busy one needs its time (seconds)
+WAITS = (1.0, 1.0, 1.0, 3.0)
+#: how long a single try waits (seconds)
+ONCE = 5.0
 #: however little patience there is, an answer may take so long (seconds)
 LEAST = 0.5
 #: pauses between tries while nobody answers
@@ -62,7 +65,8 @@ class Api:
         tries = 0
         while True:
             try:
-                wait = timeout or min(self._settings.socket_timeout, PATIENCE, max(LEAST, end - time.monotonic()))
+                wait = timeout or min(self._settings.socket_timeout, WAITS[tries % len(WAITS)],
+                                      max(LEAST, end - time.monotonic()))
                 return self.read(request, self._link.request(frame, wait))
             except AuthenticationError:
                 raise
@@ -74,13 +78,14 @@ class Api:
             time.sleep(pause)
 
     async def acall(self, request: str, body: Mapping[str, Any] | None = None, *, patience: float = 0.0,
-                    timeout: float = 5.0) -> dict[str, Any]:
+                    timeout: float | None = None) -> dict[str, Any]:
         frame = self.frame(request, body)
         end = time.monotonic() + patience
         tries = 0
         while True:
             try:
-                return self.read(request, await self._link.ask(frame, timeout))
+                wait = timeout or (WAITS[tries % len(WAITS)] if patience else ONCE)
+                return self.read(request, await self._link.ask(frame, wait))
             except AuthenticationError:
                 raise
             except StoreConnectionError:

@@ -28,6 +28,8 @@ EXPIRES, OF_LEASE, HEARTBEAT = 30.0, 0.6, 2.0
 SILENCE = 2 * HEARTBEAT + 1
 #: how long closing waits for each answer (seconds)
 LAST = 1.0
+#: how long each try to make a lost durable anew waits: while there is no leader nobody answers (seconds)
+AGAIN = 2.0
 
 
 class Lane:
@@ -86,11 +88,11 @@ class Lane:
             await engine.redeclare(self.queue)
             return
         try:
-            info = await engine.api.acall(*self._creation())
+            info = await engine.api.acall(*self._creation(), timeout=AGAIN)
         except ApiError as error:
             if error.code != CONSUMER_EXISTS:
                 raise
-            info = await engine.api.acall(f"CONSUMER.INFO.{self.stream}.{self.durable}")
+            info = await engine.api.acall(f"CONSUMER.INFO.{self.stream}.{self.durable}", timeout=AGAIN)
         self.lease = int(info["config"]["ack_wait"]) / NANO
 
     def _creation(self) -> tuple[str, dict[str, object]]:

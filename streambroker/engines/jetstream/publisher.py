@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ...errors import AuthenticationError, MessageTooLarge, StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Message, QueueSpec
 from .admin import is_there
-from .api import NOBODY, NOT_NOW, PAUSES, ApiError
+from .api import NOBODY, NOT_NOW, PAUSES, WAITS, ApiError
 from .delays import delay_frame
 from .envelope import Envelope
 from .frames import Frame, Reply
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 _SEQUENCE = re.compile(rb'"seq": ?(\d+)')
 _MESSAGE_ID = "Nats-Msg-Id"
-#: how long the first tries wait for an answer: one that went to a leader in its last moment is never answered (seconds)
-TRIES = (1.0, 2.0, 4.0, 10.0)
 #: the part of the duplicate window in which a publish is repeated
 FRESH = 0.9
 #: room for subject and headers in the server's limit of a message
@@ -149,7 +147,7 @@ class Publisher:
         problem: StoreConnectionError | None = None
         for tries in range(1_000_000):
             try:
-                timeout = max(0.1, min(settings.socket_timeout, TRIES[min(tries, len(TRIES) - 1)],
+                timeout = max(0.1, min(settings.socket_timeout, WAITS[tries % len(WAITS)],
                                        end - time.monotonic()))
                 replies = self._engine.plain.requests([frames[index] for index in left], timeout) if answered is None \
                     else list(answered)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreError, StoreUnavailable
-from .api import NOBODY, NOT_NOW, PATIENCE, STREAM_EXISTS, Api, ApiError
+from .api import NOBODY, NOT_NOW, STREAM_EXISTS, Api, ApiError
 from .frames import Frame
 from .link import Link
 from .names import Names
@@ -28,6 +28,8 @@ DRIFT, WRONG = 1e-4, 0.1
 #: a stream that was there and is not may be in the middle of its deletion, and one that is made then is damaged by the
 #: rest of it: pause before it is made anew (seconds)
 DELETING = 0.5
+#: how long a publish waits for its confirmation (seconds)
+PATIENCE = 3.0
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
 #: what a stream that an older server made does not have; the rest of it is left as it was made
