@@ -187,3 +187,11 @@ def celery(tmp_path: Path, ledger: Ledger, prefix: str) -> Iterator[CeleryRig]:
 def root_level() -> None:
     """A Celery worker inside a test process sets the level of the root logger for all that comes after it."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def plain_celery(tmp_path: Path) -> Iterator[CeleryRig]:
+    """With the default prefix, which README's permissions name."""
+    rig = CeleryRig(tmp_path, Ledger(tmp_path / "ledger.jsonl"), "sb")
+    yield rig
+    rig.close()

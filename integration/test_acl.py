@@ -7,15 +7,13 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import redis
 from kombu import Connection, Exchange, Producer, Queue
 
 from integration.command import run_celery
-from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from integration.worker import ROOT
 from streambroker import connect
@@ -45,14 +43,6 @@ def guarded(fresh: Callable[..., RedisServer]) -> RedisServer:
 
 def url_of(server: RedisServer) -> str:
     return server.url(user=USER, password=PASSWORD)
-
-
-@pytest.fixture
-def plain_celery(tmp_path: Path) -> Iterator[CeleryRig]:
-    """With the default prefix, which the rule names."""
-    rig = CeleryRig(tmp_path, Ledger(tmp_path / "ledger.jsonl"), "sb")
-    yield rig
-    rig.close()
 
 
 def denials(server: RedisServer) -> list[str]:

@@ -73,10 +73,11 @@ def test_fifty_held_jobs_start_elsewhere(server: Server, tmp_path: Path, prefix:
             rig.close()
 
 
+@pytest.mark.parametrize("rate", [400, pytest.param(1000, marks=pytest.mark.long)])
 def test_thousands_come_back_quickly_and_in_small_steps(fresh: Callable[..., Server], celery: CeleryRig,
-                                                        ledger: Ledger) -> None:
-    """Rows 19, 21, 24: 6 000 jobs of a dead worker are free for others at more than 1 000 a second; no command takes
-    a Redis 50 ms; each runs once more."""
+                                                        ledger: Ledger, rate: int) -> None:
+    """Rows 19, 21, 24: 6 000 jobs of a dead worker are free for others at more than 1 000 a second, with a machine of
+    their own; no command takes a Redis 50 ms; each runs once more."""
     server = fresh()
     celery.use(server.url(), conf={"worker_prefetch_multiplier": 10_000})
     celery.send("hold", "first")
@@ -93,8 +94,7 @@ def test_thousands_come_back_quickly_and_in_small_steps(fresh: Callable[..., Ser
         wait_until(lambda: unsettled(server, celery.prefix) < 6001, 10, "the first come back", pause=0.002)
         began, before = time.monotonic(), unsettled(server, celery.prefix)
         wait_until(lambda: unsettled(server, celery.prefix) <= 2 * 200, 10, "all come back", pause=0.002)
-        # beside other tests; alone it is a multiple
-        assert before / (time.monotonic() - began) > 400
+        assert before / (time.monotonic() - began) > rate
         celery.flag("release")
         ledger.wait_ids("end", ["first", *names], 60)
     assert slow == []

@@ -4,16 +4,15 @@ leases."""
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import cycle, islice
 
 import pytest
 
 from integration.apps.celery_app import LATE
 from integration.ledger import Ledger
+from integration.load import steady
 from integration.rig import CeleryRig
 from integration.stores import Server
 from integration.worker import CeleryWorker
@@ -28,24 +27,10 @@ EARLY = {"task_acks_late": False, "task_reject_on_worker_lost": False, "worker_p
 
 # ---------------------------------------------------------------- rolling restarts
 
-@contextmanager
-def load(celery: CeleryRig, rate: float) -> Iterator[None]:
-    """Publish jobs all the while from a thread, one in ten of them with a countdown."""
-    over = threading.Event()
-
-    def publish() -> None:
-        number = 0
-        while not over.wait(1 / rate):
-            celery.send("work", f"job-{number}", 0.02, countdown=number % 4 + 1 if number % 10 == 0 else None)
-            number += 1
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def load(celery: CeleryRig, rate: float) -> AbstractContextManager[None]:
+    """Publish jobs all the while, one in ten of them with a countdown."""
+    return steady(rate, lambda number: celery.send(
+        "work", f"job-{number}", 0.02, countdown=number % 4 + 1 if number % 10 == 0 else None))
 
 
 def restart(first: CeleryWorker, second: CeleryWorker) -> None:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ import redis
 
 from integration.dramatiq_worker import DramatiqCommand, DramatiqRig
 from integration.ledger import Ledger
+from integration.load import steady
 from integration.stores import Server
 from streambroker.message import Message
 from streambroker.testing.natsserver import NatsServer
@@ -34,27 +34,15 @@ def rig(server: Server, tmp_path: Path, ledger: Ledger, prefix: str) -> Iterator
     made.close()
 
 
-@contextmanager
-def load(rig: DramatiqRig, rate: float) -> Iterator[None]:
-    """Publish jobs all the while from a thread, one in ten of them with a delay."""
-    over = threading.Event()
+def load(rig: DramatiqRig, rate: float) -> AbstractContextManager[None]:
+    """Publish jobs all the while, one in ten of them with a delay."""
+    def send(number: int) -> None:
+        delay = (number % 4 + 1) * 1000 if number % 10 == 0 else None
+        due = time.time() + delay / 1000 if delay else 0.0
+        rig.send("work", f"job-{number}", 0.02, delay=delay)
+        rig.ledger.published(f"job-{number}", due)
 
-    def publish() -> None:
-        number = 0
-        while not over.wait(1 / rate):
-            delay = (number % 4 + 1) * 1000 if number % 10 == 0 else None
-            due = time.time() + delay / 1000 if delay else 0.0
-            rig.send("work", f"job-{number}", 0.02, delay=delay)
-            rig.ledger.published(f"job-{number}", due)
-            number += 1
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return steady(rate, send)
 
 
 def restart(rig: DramatiqRig, command: DramatiqCommand, number: signal.Signals) -> DramatiqCommand:

@@ -6,12 +6,10 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import nats
 import pytest
 
-from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from integration.test_acl import day_of_a_producer, day_of_an_operator, day_of_workers, rest_of_the_engine
 from integration.worker import ROOT
@@ -35,14 +33,6 @@ def guarded() -> Iterator[NatsServer]:
         yield server.start()
     finally:
         server.close()
-
-
-@pytest.fixture
-def plain_celery(tmp_path: Path) -> Iterator[CeleryRig]:
-    """With the default prefix, which the block names."""
-    rig = CeleryRig(tmp_path, Ledger(tmp_path / "ledger.jsonl"), "sb")
-    yield rig
-    rig.close()
 
 
 def denials(server: NatsServer) -> list[str]:

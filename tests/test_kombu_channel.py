@@ -202,6 +202,30 @@ def test_prefetch_bounds_what_is_out(broker: Broker) -> None:
     drain(connection, lambda: len(got) == 6)
 
 
+def test_a_prefetch_that_is_raised_for_a_moment_brings_nothing(broker: Broker) -> None:
+    """Celery does that for each task whose eta is over."""
+    connection = broker.open()
+    channel = connection.channel()
+    publish(channel, 1)
+    got: list[Any] = []
+
+    def on_message(body: Any, message: Any) -> None:
+        got.append(message)
+        consumer.qos(prefetch_count=2)
+
+    consumer = Consumer(channel, [Queue("jobs")], callbacks=[on_message], prefetch_count=1)
+    consumer.consume()
+    publish(channel, 2)
+    connection.drain_events(timeout=1)
+    consumer.qos(prefetch_count=1)
+    with pytest.raises(socket.timeout):
+        connection.drain_events(timeout=0.2)
+    assert len(got) == 1
+    assert engine_of(connection).ready("jobs") == 1
+    consumer.qos(prefetch_count=2)
+    drain(connection, lambda: len(got) == 2)
+
+
 def test_patched_can_consume_is_asked_before_each_message(broker: Broker) -> None:
     """What Celery's worker_disable_prefetch does."""
     connection = broker.open()

@@ -37,6 +37,8 @@ class Choice:
         self._engine = engine
         self._consumer = consumer
         self._until: float | None = None
+        #: whether one may wait here
+        self.suspects = False
         #: monotonic time of the last call of `pick`
         self._picked = time.monotonic()
         self._passed: deque[float] = deque(maxlen=CROWD)
@@ -76,7 +78,11 @@ class Choice:
     def _order(self) -> list[Lane]:
         """Where suspects of several lanes wait, that one comes first which had to leave the others alone most often."""
         lanes = self._consumer.order()
-        if sum(any(each.place.last for each in lane.pool) for lane in lanes) > 1:
+        if not self.suspects:
+            return lanes
+        waiting = [lane for lane in lanes if any(each.place.last for each in lane.pool)]
+        self.suspects = bool(waiting)
+        if len(waiting) > 1:
             lanes.sort(reverse=True, key=lambda lane: max(
                 (each.place.book.bounces for each in lane.pool if each.place.book), default=0))
         return lanes

@@ -138,7 +138,9 @@ class JetStreamConsumer(Settling):
         with self._lock:
             self._coming -= 1
             if lane in self.lanes:
-                if not delivery.place.last:
+                if delivery.place.last:
+                    self._choice.suspects = True
+                else:
                     self._engine.trials.joined()
                 lane.put(delivery)
                 self._wakeup.set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ ANSWER = 1.0
 UNTOLD = 1.0
 #: messages of one durable that are looked at; more wait for their leases
 MOST = 5000
+#: messages that are handed back at once
+PAGE = 500
 #: the part of a lease, and the least, that must be left when a message is handed back (seconds)
 LEFT, LEAST = 0.1, 0.5
 
@@ -56,6 +59,18 @@ class Span:
 def may_hand_back(lease: float, age: float) -> bool:
     """Whether a lease that began `age` seconds ago surely runs: a late hand-back would hit the next holder."""
     return age <= lease - max(LEAST, lease * LEFT)
+
+
+async def hand_back(engine: JetStreamEngine, stream: str, durable: str, newest: int, sequences: Iterable[int]) -> int:
+    """Tell the server that another process will not settle these; how many they are. `newest` is the last number of the
+    durable's own: the server looks at the stream's, and at the durable's only for being one that it has used. Raises
+    StoreConnectionError."""
+    frames = [Frame(f"$JS.ACK.{stream}.{durable}.1.{sequence}.{newest}.0.0", NAK) for sequence in sorted(sequences)]
+    for start in range(0, len(frames), PAGE):
+        if not engine.link.post(frames[start:start + PAGE]):
+            raise StoreConnectionError("the link broke")
+        await asyncio.sleep(0)
+    return len(frames)
 
 
 class Orphans:
@@ -142,10 +157,4 @@ class Orphans:
     async def _hand_back(self, span: Span, sequences: set[int]) -> None:
         if sequences:
             self._engine.chores.report(f"{len(sequences)} more of them, which it had only just got", calm=True)
-        # as for those that a record names, any number will do that the durable has used
-        frames = [Frame(f"$JS.ACK.{span.stream}.{span.durable}.1.{sequence}.{span.newest}.0.0", NAK)
-                  for sequence in sorted(sequences)]
-        for start in range(0, len(frames), 500):
-            if not self._engine.link.post(frames[start:start + 500]):
-                raise StoreConnectionError("the link broke")
-            await asyncio.sleep(0)
+            await hand_back(self._engine, span.stream, span.durable, span.newest, sequences)

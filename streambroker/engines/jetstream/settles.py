@@ -290,8 +290,9 @@ class Settles:
             return
         if not engine.link.post(frames[:-1]):
             raise StoreConnectionError("the link broke")
+        batch[:] = [settle for settle in batch if settle.mode in ("dead", "later")]
         for settle in back:
-            self._done(batch, settle)
+            engine.holder.drop(settle.delivery)
         try:
             # what was sent before is through when this is answered
             await engine.link.ask(frames[-1], min(LONGEST, engine.settings.socket_timeout))

@@ -8,7 +8,6 @@ Processes look after their successor in the order of names, so the cost does not
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
@@ -22,9 +21,8 @@ from .census import Census, read
 from .claims import GRACE
 from .frames import Frame
 from .names import untoken
-from .orphans import Orphans, may_hand_back
+from .orphans import Orphans, hand_back, may_hand_back
 from .record import EXPECTED, Record
-from .settles import NAK
 from .streams import MESSAGE_TTL, NANO
 
 if TYPE_CHECKING:
@@ -194,12 +192,5 @@ class Succession:
             if not may_hand_back(lease, census.renewed + time.monotonic() - looked):
                 continue
             last = int(info["delivered"]["consumer_seq"])
-            # the server looks at the stream's sequence, and at the consumer's only for being one it has handed out
-            frames = [Frame(f"$JS.ACK.{stream}.{durable}.1.{sequence}.{last}.0.0", NAK)
-                      for sequence in sorted(sequences)]
-            for start in range(0, len(frames), 500):
-                if not engine.link.post(frames[start:start + 500]):
-                    raise StoreConnectionError("the link broke")
-                await asyncio.sleep(0)
-            count += len(frames)
+            count += await hand_back(engine, stream, durable, last, sequences)
         return count
