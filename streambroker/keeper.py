@@ -5,11 +5,11 @@ promoting due messages, taking over from the dead, and sending what nobody else 
 from __future__ import annotations
 
 import logging
-import select
 import time
 from collections.abc import Callable, Sequence
 
-from .real import Wakeup, original, start_thread
+from .readable import wait_readable
+from .real import Wakeup, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Keeper:
         """Until the next turn. A wake only moves its time, so many of them cost one turn."""
         while self._running and (left := self._next_turn - time.monotonic()) > 0:
             others = [fd for fd in self._sources() if fd >= 0]
-            readable = wait_readable([self._wakeup.fileno(), *others], left)
+            readable = wait_readable([self._wakeup.fileno(), *others], left, real=True)
             self._wakeup.clear()
             if readable & {*others}:
                 return
@@ -89,14 +89,3 @@ class Keeper:
         self._wakeup.close()
         self._wakeup = Wakeup()
         self._running = False
-
-
-def wait_readable(fds: Sequence[int], timeout: float) -> set[int]:
-    """Which of `fds` are readable, or closed, within that time: blocks the OS thread, also where select is patched."""
-    if hasattr(select, "poll"):
-        poll = original("select", "poll")()
-        for fd in fds:
-            poll.register(fd, select.POLLIN)
-        return {fd for fd, _ in poll.poll(max(0, int(timeout * 1000) + 1))}
-    readable, _, _ = original("select", "select")(fds, [], [], max(0.0, timeout))
-    return set(readable)

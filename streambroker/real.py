@@ -50,9 +50,11 @@ def make_lock() -> _thread.LockType:
 
 class Wakeup:
     """A pipe that wakes a select from any thread or greenlet. `set` never blocks: reads and writes are those of
-    `posix`, since eventlet makes the ones of `os` wait."""
+    `posix`, since eventlet makes the ones of `os` wait. Who waits looks for what he waits for after `clear`, who sets
+    has it there before: then a byte that is in the pipe already serves for many."""
 
     def __init__(self) -> None:
+        self._is_set = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -61,6 +63,9 @@ class Wakeup:
         return self._reader
 
     def set(self) -> None:
+        if self._is_set:
+            return
+        self._is_set = True
         try:
             posix.write(self._writer, b"\0")
         except BlockingIOError:
@@ -69,11 +74,13 @@ class Wakeup:
             return  # closed meanwhile: nobody waits any more
 
     def clear(self) -> None:
+        # always: a setter may be between its two steps
         try:
             while posix.read(self._reader, 4096) == b"\0" * 4096:
                 pass
         except (BlockingIOError, OSError):
             pass
+        self._is_set = False
 
     def close(self) -> None:
         for fd in (self._reader, self._writer):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import selectors
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..readable import wait_readable
 from ..real import Wakeup
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class DrainWakeup:
             self._pipe.set()
 
     def wait(self, feeds: Iterable[Feed], timeout: float | None) -> None:
-        """Until a feed may have something, or the time is over. Made of what `selectors` has now, so that it waits
-        like everything else under gevent and eventlet."""
+        """Until a feed may have something, or the time is over. A link that another thread closes in this moment ends
+        the wait too."""
         if self._pipe is None:
             self._pipe = Wakeup()
         self._waited_for = True
@@ -40,13 +40,8 @@ class DrainWakeup:
             dues = [due for feed in feeds if (due := feed.due()) is not None]
             if timeout is not None:
                 dues.append(timeout)
-            with selectors.DefaultSelector() as selector:
-                try:
-                    for fd in {self._pipe.fileno(), *(fd for feed in feeds for fd in feed.sources())}:
-                        selector.register(fd, selectors.EVENT_READ)
-                except (OSError, ValueError):
-                    return  # a link was closed in this moment by another thread: look again
-                selector.select(min(dues) if dues else None)
+            wait_readable({self._pipe.fileno(), *(fd for feed in feeds for fd in feed.sources())},
+                          min(dues) if dues else None)
         finally:
             self._waited_for = False
             if self._pipe is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-import selectors
 import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Closed, StoreConnectionError
 from ...message import Delivery
+from ...readable import wait_readable
 from ...real import Wakeup, make_lock
 from .choice import Choice
 from .frames import Reply
@@ -54,6 +54,7 @@ class JetStreamConsumer(Settling):
         self._lock = make_lock()
         self._wakeup = Wakeup()
         self._more = False
+        self._ringing = False
         self._outage = Outage(engine.link, engine.settings)
         self._pull = Pull(engine, self.lanes, self.order, self._wakeup.set)
         self._choice = Choice(engine, self)
@@ -143,9 +144,16 @@ class JetStreamConsumer(Settling):
                 else:
                     self._engine.trials.joined()
                 lane.put(delivery)
-                self._wakeup.set()
+                if not self._ringing:
+                    # the driver gets all that was read at once
+                    self._ringing = True
+                    self._engine.link.call_next(self._ring)
                 return
         self.hand_back([delivery])
+
+    def _ring(self) -> None:
+        self._ringing = False
+        self._wakeup.set()
 
     def make_room(self) -> bool:
         """Whether there is room for one more, which is taken."""
@@ -275,9 +283,7 @@ class JetStreamConsumer(Settling):
         return min((when for when in (self._choice.due(), self._outage.due()) if when is not None), default=None)
 
     def _wait(self, timeout: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
-            selector.select(max(0.0, timeout))
+        wait_readable([self._wakeup.fileno()], timeout)
 
     # ------------------------------------------------------------------ end
     def close(self, keep: Collection[Delivery] = ()) -> None:

@@ -286,6 +286,10 @@ class Link:
         """Run it; what it raises is logged."""
         self._connection.thread.spawn(coroutine)
 
+    def call_next(self, callback: Callable[[], None]) -> None:
+        """Call it when everything that was read with the present message is handled."""
+        self._connection.thread.loop.call_soon(callback)
+
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self._connection.thread.loop.call_later(seconds, callback)
 

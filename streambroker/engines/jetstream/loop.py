@@ -183,7 +183,11 @@ class LoopThread:
     def call_soon(self, callback: Callable[[], object]) -> bool:
         """From any thread; False when the loop ended."""
         try:
-            self.loop.call_soon_threadsafe(callback)
+            if self.is_current:
+                # needs no byte in its own pipe
+                self.loop.call_soon(callback)
+            else:
+                self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
             return False
         return True

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 ACK, NAK, TERM, BUSY = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
 #: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
-WINDOW, WINDOW_TIME = 4, 0.005
+WINDOW, WINDOW_TIME = 16, 0.005
 #: how long others wait for more of them (seconds)
 TOGETHER = 0.002
 #: acks of so many seconds are sent again after a break
@@ -116,11 +116,14 @@ class Settles:
             self._engine.link.call_soon(self._arm)
 
     def _arm(self) -> None:
-        self._engine.link.call_later(WINDOW_TIME, self.send_acks)
+        self._engine.link.call_later(WINDOW_TIME, self._window_over)
+
+    def _window_over(self) -> None:
+        self._armed = False
+        self.send_acks()
 
     def send_acks(self) -> None:
         """All that wait, unless the link is broken."""
-        self._armed = False
         frames = []
         try:
             while True:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import struct
 import time
 from collections import deque
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Closed, MessageTooLarge, StoreConnectionError
 from ...message import Message
+from ...readable import wait_readable
 from ...real import Wakeup
 from ...topics import matches
 from .envelope import Envelope, decode
@@ -88,9 +88,7 @@ class JetStreamSubscription:
             if arrived or timeout <= 0 or left <= 0:
                 return arrived
             due = self.due()
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._wakeup.fileno(), selectors.EVENT_READ)
-                selector.select(left if due is None else min(left, due))
+            wait_readable([self._wakeup.fileno()], left if due is None else min(left, due))
 
     def wake(self) -> None:
         """From any thread: the link broke or is back."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Closed
 from ...message import Delivery, Message
+from ...readable import wait_readable
 from ...real import Wakeup
 from .publisher import encode
 from .pull import Pull
@@ -88,7 +88,7 @@ class RedisConsumer:
             try:
                 due = self.due()
                 if due != 0.0:
-                    self._wait(self.sources(), left if due is None else min(left, due))
+                    wait_readable(self.sources(), left if due is None else min(left, due))
                     self._wakeup.clear()
             finally:
                 self._parked = False
@@ -136,16 +136,9 @@ class RedisConsumer:
     def due(self) -> float | None:
         return 0.0 if self._more else self._pull.due(time.monotonic())
 
-    @staticmethod
-    def _wait(fds: Sequence[int], timeout: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            for fd in fds:
-                selector.register(fd, selectors.EVENT_READ)
-            selector.select(max(0.0, timeout))
-
     def _wait_for_answers(self, timeout: float) -> None:
         if self._pull.is_open:
-            self._wait([self._pull.io_fileno()], timeout)
+            wait_readable([self._pull.io_fileno()], timeout)
         else:
             time.sleep(0.01)
 

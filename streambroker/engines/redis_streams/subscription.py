@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Closed, StoreConnectionError
 from ...message import Message
+from ...readable import wait_readable
 from ...topics import matches
 from .publisher import decode
 from .resp import ReplyError, pack
@@ -75,9 +75,7 @@ class RedisSubscription:
             due = self.due()
             left = max(0.0, deadline - time.monotonic())
             if self._link.is_open:
-                with selectors.DefaultSelector() as selector:
-                    selector.register(self._link.fileno(), selectors.EVENT_READ)
-                    selector.select(left if due is None else min(left, due))
+                wait_readable([self._link.fileno()], left if due is None else min(left, due))
             else:
                 time.sleep(min(left, 0.05))
 
