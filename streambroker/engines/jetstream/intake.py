@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 #: messages that wait here for their time and take no room
 EARLY = 16
+#: in the place of a message that waits for its turn
+_UNREAD = Message(b"")
 #: pause before books are looked up again that could not be read
 AGAIN = 0.5
 
@@ -53,7 +55,7 @@ class Intake:
         elif place.raw == 1 and place.entered > lane.newest[1]:
             lane.newest = place.sequence, place.entered
             self._engine.watch.made_anew(lane.stream)
-        delivery = Delivery(lane.queue, str(place.sequence), Message(b""), 1, place.raw > 1, place)
+        delivery = Delivery(lane.queue, str(place.sequence), _UNREAD, 1, place.raw > 1, place)
         if delivery.place.overdue:
             logger.debug("%s in %s comes too late, its lease is over", delivery.id, delivery.queue)
             self._consumer.refund()

@@ -221,6 +221,10 @@ class Link:
             return False
         return connection.send(b"".join([encode(frame, connection.max_payload) for frame in frames]))
 
+    def acknowledge(self, replies: Iterable[str]) -> bool:
+        """Tell the server that messages are done, by the subjects it gave with them; as `post`."""
+        return self._connection.send(b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply.encode() for reply in replies]))
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Have the loop's thread, which is started when there is none, call it."""
         self._connection.begin().call_soon(callback)

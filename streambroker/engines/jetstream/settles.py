@@ -74,10 +74,10 @@ class Settles:
         self.start()
 
     def start(self) -> None:
-        self._acks: deque[Frame] = deque()
-        self._since = 0.0
+        #: subjects that acknowledge
+        self._acks: deque[str] = deque()
         self._armed = False
-        self._sent: deque[tuple[float, Frame]] = deque(maxlen=5000)
+        self._sent: deque[tuple[float, str]] = deque(maxlen=5000)
         self._waiting: deque[Settle] = deque()
         self._busy = False
         self._called = False
@@ -108,7 +108,7 @@ class Settles:
 
     # ------------------------------------------------------------------ acks, any thread
     def ack(self, reply: str) -> None:
-        self._acks.append(Frame(reply, ACK))
+        self._acks.append(reply)
         if len(self._acks) >= WINDOW:
             self.send_acks()
         elif not self._armed:
@@ -124,19 +124,19 @@ class Settles:
 
     def send_acks(self) -> None:
         """All that wait, unless the link is broken."""
-        frames = []
+        replies = []
         try:
             while True:
-                frames.append(self._acks.popleft())
+                replies.append(self._acks.popleft())
         except IndexError:
             pass
-        if not frames:
+        if not replies:
             return
-        if self._engine.link.post(frames):
+        if self._engine.link.acknowledge(replies):
             now = time.monotonic()
-            self._sent.extend((now, frame) for frame in frames)
+            self._sent.extend([(now, reply) for reply in replies])
         else:
-            self._acks.extendleft(reversed(frames))
+            self._acks.extendleft(reversed(replies))
 
     def ack_now(self, reply: str) -> None:
         """Returns when the server has confirmed. Raises StoreConnectionError after `publish_timeout`."""
@@ -164,11 +164,11 @@ class Settles:
     def reconnected(self) -> None:
         """In the link's thread."""
         start = time.monotonic() - DOUBTFUL
-        again = [frame for when, frame in list(self._sent) if when >= start]
+        again = [reply for when, reply in list(self._sent) if when >= start]
         if again:
-            self._engine.link.post(again)
-        for frame in [*again, *list(self._acks)]:
-            place = read_place(Reply("", b"", frame.subject))
+            self._engine.link.acknowledge(again)
+        for reply in [*again, *list(self._acks)]:
+            place = read_place(Reply("", b"", reply))
             if place is not None:
                 self._engine.claims.remember((place.stream, place.sequence), place.time)
         self.send_acks()
@@ -177,10 +177,10 @@ class Settles:
     def last_acks(self) -> list[Frame]:
         """The newest of each consumer in the last second: an answer to one of them tells that all before are done."""
         start, newest = time.monotonic() - 1.0, {}
-        for when, frame in list(self._sent):
+        for when, reply in list(self._sent):
             if when >= start:
-                newest[_consumer_of(frame.subject)] = frame
-        return list(newest.values())
+                newest[_consumer_of(reply)] = reply
+        return [Frame(reply, ACK) for reply in newest.values()]
 
     # ------------------------------------------------------------------ the others, any thread
     def put(self, settle: Settle) -> None:
