@@ -178,11 +178,12 @@ class RedisConsumer:
             logger.debug("lease of %s in %s was lost: %s does nothing", delivery.id, delivery.queue, mode)
             return
         self._engine.holder.settling(delivery)
-        self.outbox.put(Settle(mode, delivery.queue, delivery.id, self._engine.holder.name, extra, copy))
+        news = self.outbox.put(Settle(mode, delivery.queue, delivery.id, self._engine.holder.name, extra, copy))
         if self.closed:
             self._engine.flush_settles(at_once=True)
         elif self._parked and self._wakeup is not None:
-            self._wakeup.set()
+            if news:
+                self._wakeup.set()
         elif mode != "done" and self._driver == threading.get_ident() and self._pull.is_open:
             self._pull.send(time.monotonic(), 0, arm=False, take=False)
         else:

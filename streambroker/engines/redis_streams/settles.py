@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...settings import Settings
 
 #: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
-WINDOW, WINDOW_TIME = 4, 0.005
+WINDOW, WINDOW_TIME = 16, 0.005
 #: ids in one script call
 PAGE = 500
 
@@ -48,13 +48,20 @@ class Outbox:
         self._waiting: deque[Settle] = deque()
         self._since = 0.0
         self._urgent = False
+        #: who drives the consumer knows that some wait
+        self._told = False
 
-    def put(self, settle: Settle) -> None:
+    def put(self, settle: Settle) -> bool:
+        """Whether who drives the consumer has to hear of it: one starts the time, later ones may end it."""
         if not self._waiting:
             self._since = time.monotonic()
         if settle.mode != "done":
             self._urgent = True
         self._waiting.append(settle)
+        if self._told and not self._urgent and len(self._waiting) < WINDOW:
+            return False
+        self._told = True
+        return True
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,7 +75,7 @@ class Outbox:
         return max(0.0, self._since + WINDOW_TIME - now)
 
     def take(self) -> list[Settle]:
-        self._urgent = False
+        self._urgent = self._told = False
         waiting, batch = self._waiting, []
         try:
             while True:
