@@ -43,6 +43,7 @@ TRANSPORTS = {
     "redis-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "rediss-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "valkey-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "sentinel-streams": "streambroker.kombu.transport:SentinelStreamsTransport",
     "jetstream": "streambroker.kombu.transport:JetStreamTransport",
     "jetstream-tls": "streambroker.kombu.transport:JetStreamTransport",
     "streambroker-memory": "streambroker.kombu.transport:MemoryTransport",

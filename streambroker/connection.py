@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 REDIS_SCHEMES = frozenset({
     "redis", "rediss", "unix", "valkey", "valkeys", "redis-streams", "rediss-streams", "valkey-streams",
-    "redis-streams+unix", "redis-streams+socket"})
+    "redis-streams+unix", "redis-streams+socket", "sentinel-streams"})
 
 JETSTREAM_SCHEMES = frozenset({"jetstream", "jetstream-tls", "nats", "tls"})
 
@@ -43,4 +43,4 @@ def connect(url: str, **options: Any) -> Engine:
 
         return MemoryEngine.from_url(url, **options)
     raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, "
-                             "jetstream, jetstream-tls, memory")
+                             "sentinel-streams, jetstream, jetstream-tls, memory")

@@ -76,6 +76,15 @@ class JetStreamSettings(Settings):
         "", "JetStream: prefix of the server's API where an account imports it; empty: `$JS.API`.")
 
 
+@dataclass(frozen=True)
+class SentinelSettings(Settings):
+    """Options of the Redis Streams engine behind Sentinel: those of all engines, and its own."""
+
+    master_name: str = _option("", "Sentinel: name of the primary, as in the sentinels' `sentinel monitor` line.")
+    min_other_sentinels: int = _option(
+        0, "Sentinel: one that sees fewer other sentinels than this is not believed.", low=0)
+
+
 #: options of kombu's Redis transport that have no meaning here, and why
 IGNORED: Mapping[str, str] = {
     "unacked_key": "unsettled messages are kept by the stream's consumer group",
@@ -94,6 +103,7 @@ IGNORED: Mapping[str, str] = {
     "health_check_interval": "links are watched by the keeper",
     "retry_on_timeout": "links are mended by the engine",
     "max_connections": "a process uses at most six connections",
+    "sentinel_fanout_compat": "broadcasts are always kept apart by prefix and database",
 }
 
 

@@ -171,7 +171,7 @@ class StreamBroker(dramatiq.Broker):
 
 class RedisStreamsBroker(StreamBroker):
     """Messages in Redis Streams: Redis 6.2 up, Valkey. `url` as for redis-py; or `host`, `port`, `db` and the like, or
-    a ready `client`."""
+    a ready `client`, or `sentinels`, a list of (host, port), with `master_name`."""
 
     schemes = REDIS_SCHEMES
     default_url = "redis://localhost:6379/0"
@@ -180,6 +180,8 @@ class RedisStreamsBroker(StreamBroker):
         if client is not None:
             options["client"] = client
             url = url or "redis-streams://"
+        elif url is None and "sentinels" in options:
+            url = "sentinel-streams://"
         elif url is None and {"host", "port", "db", "path"} & options.keys():
             url = "redis-streams://"
         super().__init__(url=url, **options)

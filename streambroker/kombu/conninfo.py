@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ..errors import ConfigurationError
-from ..settings import IGNORED, JetStreamSettings, Settings
+from ..settings import IGNORED, JetStreamSettings, SentinelSettings, Settings
 
 if TYPE_CHECKING:
     from kombu import Connection
@@ -99,6 +99,37 @@ def redis_endpoint(connection: Connection) -> Endpoint:
     url = "{}://{}{}:{}/{}".format("rediss-streams" if secure else "redis-streams",
                                    _login(connection.userid, connection.password), place, connection.port or 6379,
                                    database)
+    return Endpoint(url, options, adapter)
+
+
+def sentinel_endpoint(connection: Connection) -> Endpoint:
+    """Endpoint of the Redis Streams engine behind sentinels. All URLs of a failover list are sentinels of one group, so
+    that it is the same one wherever Kombu stands in that list; login and database are the first that are given, and
+    belong to the primary. Raises ConfigurationError."""
+    options, adapter = split_options(connection.transport_options, REDIS_CLIENT | {"sentinels", "sentinel_kwargs"},
+                                     SentinelSettings)
+    if "socket_connect_timeout" not in options and connection.connect_timeout:
+        options["socket_connect_timeout"] = connection.connect_timeout
+    provider = getattr(connection, "credential_provider", None)
+    if provider:
+        options["credential_provider"] = provider
+    tls = connection.ssl
+    if tls:
+        options["ssl"] = True
+    if isinstance(tls, Mapping):
+        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
+    places, logins, paths = [], [], []
+    for url in [each for each in connection.alt if each and "://" in each]:
+        parts = urlsplit(url)
+        logins.append(parts.netloc.rpartition("@")[0])
+        places.append(parts.netloc.rpartition("@")[2])
+        paths.append(parts.path.strip("/"))
+    if not places:
+        host = connection.hostname or "localhost"
+        places.append(f"{f'[{host}]' if ':' in host else host}:{connection.port or 26379}")
+    login = next(filter(None, logins), "") or _login(connection.userid, connection.password).rstrip("@")
+    database = next(filter(None, paths), "") or (connection.virtual_host or "/").strip("/") or "0"
+    url = f"sentinel-streams://{login}{'@' if login else ''}{','.join(places)}/{database}"
     return Endpoint(url, options, adapter)
 
 

@@ -16,7 +16,7 @@ from .. import __version__
 from ..errors import AuthenticationError, Closed, StoreConnectionError, StreambrokerError
 from . import failures
 from .channel import Channel as _Channel
-from .conninfo import Endpoint, jetstream_endpoint, memory_endpoint, redis_endpoint
+from .conninfo import Endpoint, jetstream_endpoint, memory_endpoint, redis_endpoint, sentinel_endpoint
 from .feeds import Feed
 from .getter import Getter
 from .live import LiveQueues
@@ -309,6 +309,17 @@ class RedisStreamsTransport(Transport):
 
     def endpoint(self) -> Endpoint:
         return redis_endpoint(self.client)
+
+
+class SentinelStreamsTransport(Transport):
+    """`sentinel-streams://`: the primary that the sentinels name. The URLs of a failover list are sentinels of one
+    group."""
+
+    default_port = 26379
+    driver_name = "streambroker redis-streams"
+
+    def endpoint(self) -> Endpoint:
+        return sentinel_endpoint(self.client)
 
 
 class JetStreamTransport(Transport):

@@ -114,10 +114,10 @@ class _Told(redis.CredentialProvider):
             raise redis.AuthenticationError(f"no credentials: {type(error).__name__}: {error}") from error
 
 
-def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Connection]:
+def dialer(address: Address, settings: Settings) -> Callable[..., redis.Connection]:
     """A function that makes a new, unconnected redis-py connection, which is given that many seconds for each step of
-    its handshake. Its own repeats are off: redis-py 8 would send an XADD up to eleven times; RESP2, since the reply
-    shapes of RESP3 differ."""
+    its handshake; keywords (host, port, ...) stand in for what the address says. Its own repeats are off: redis-py 8
+    would send an XADD up to eleven times; RESP2, since the reply shapes of RESP3 differ."""
     options: dict[str, Any] = {
         "db": address.database,
         "username": address.username,
@@ -141,9 +141,9 @@ def dialer(address: Address, settings: Settings) -> Callable[[float], redis.Conn
         kind = redis.SSLConnection if address.tls else redis.Connection
         options.update(host=address.host, port=address.port, socket_keepalive=settings.socket_keepalive)
 
-    def dial(timeout: float) -> redis.Connection:
-        connection: redis.Connection = kind(
-            socket_timeout=timeout, socket_connect_timeout=min(timeout, settings.socket_connect_timeout), **options)
+    def dial(timeout: float, **instead: Any) -> redis.Connection:
+        limits = {"socket_timeout": timeout, "socket_connect_timeout": min(timeout, settings.socket_connect_timeout)}
+        connection: redis.Connection = kind(**{**limits, **options, **instead})
         return connection
 
     return dial

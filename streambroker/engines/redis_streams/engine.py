@@ -15,9 +15,9 @@ from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...real import make_lock
-from ...settings import Settings, read_settings
+from ...settings import Settings
 from .awaited import Awaited
-from .client import CLIENT_OPTIONS, Address, dialer
+from .client import Address
 from .commands import Commands
 from .consumer import RedisConsumer
 from .holder import Holder
@@ -26,10 +26,12 @@ from .keys import GROUP, Keys
 from .letters import Letters
 from .link import Link
 from .maintenance import LEFT, Maintenance
+from .primary import dialing
 from .publisher import Publisher, encode
 from .queues import Queues
 from .registry import Registry
 from .resp import ReplyError, pack
+from .sentinel import read_address
 from .settles import Packer, Settle
 from .subscription import RedisSubscription, pack_broadcast
 from .table import RedisTable
@@ -51,7 +53,7 @@ class RedisStreamsEngine:
         self.settings = settings
         self.keys = Keys(settings.prefix, address.database)
         self.steps = tuple(range(len(settings.priority_steps)))
-        self._dial = dialer(address, settings)
+        self._dial, self._end_dialing = dialing(address, settings)
         self.commands = self.make_commands(settings.publish_timeout)
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)
@@ -62,9 +64,7 @@ class RedisStreamsEngine:
     @classmethod
     def from_url(cls, url: str, **options: Any) -> RedisStreamsEngine:
         """Raises ConfigurationError. Connects at first use."""
-        client = {name: value for name, value in options.items() if name in CLIENT_OPTIONS}
-        return cls(Address(url, client), read_settings(
-            {name: value for name, value in options.items() if name not in client}))
+        return cls(*read_address(url, options))
 
     def __repr__(self) -> str:
         return f"<RedisStreamsEngine {self.address} prefix {self.settings.prefix!r}>"
@@ -314,6 +314,7 @@ class RedisStreamsEngine:
         farewell.close()
         self.commands.close()
         self.awaited.close()
+        self._end_dialing()
 
     def _goodbye(self, farewell: Commands, *, leave: bool) -> None:
         for consumer in self.consumers_open():

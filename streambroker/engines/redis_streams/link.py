@@ -74,6 +74,8 @@ class Link:
             raise AuthenticationError(str(error)) from error
         except redis.exceptions.BusyLoadingError as error:
             raise StoreUnavailable(str(error)) from error
+        except StoreConnectionError:
+            raise
         except (redis.exceptions.RedisError, OSError) as error:
             if connection is not None:
                 connection.disconnect()  # type: ignore[no-untyped-call]
