@@ -14,7 +14,7 @@ USAGE = 2
 INTERRUPTED = 130
 
 _USERINFO = re.compile(r"(?<=://)[^\s/?#]*@")
-_SECRET_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token|credential|seed)[^=&\s]*=)[^&\s]*")
+_SECRET_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:password|passwd|secret|token|credential|seed|kwargs)[^=&\s]*=)[^&\s]*")
 
 
 class CommandError(StreambrokerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class SentinelAddress(Address):
     the primary, the sentinels' own are in `sentinel_kwargs`."""
 
     def __init__(self, sentinels: tuple[Place, ...], settings: SentinelSettings, plain: str,
-                 options: Mapping[str, Any], sentinel_kwargs: Mapping[str, Any]) -> None:
+                 options: Mapping[str, Any], sentinel_kwargs: Any) -> None:
         super().__init__(plain, options)
         self.sentinels = sentinels
         self.name = settings.master_name
@@ -104,6 +105,13 @@ def _place(given: Any) -> Place:
 
 
 def _checked(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        # from a URL or the command line
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise ConfigurationError("option sentinel_kwargs: as a text it is JSON such as {\"password\": ...}"
+                                     ) from error
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"option sentinel_kwargs is a dict such as {{'password': ...}}, not a "
                                  f"{type(given).__name__}")
