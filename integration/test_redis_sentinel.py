@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 from integration.ledger import Ledger
 from integration.load import steady
 from integration.rig import CeleryRig
+from integration.test_acl import documented_rule
 from streambroker import connect
 from streambroker.childserver import free_port
 from streambroker.dramatiq import RedisStreamsBroker
@@ -285,6 +287,28 @@ def test_both_log_in_with_their_own_password(locked: SentinelGroup, prefix: str)
         assert "serv3r" not in repr(engine)
         assert "sentin3l" not in repr(engine)
         engine.close()
+
+
+def test_users_with_the_permissions_that_readme_names(locked: SentinelGroup, prefix: str) -> None:
+    named = [word.replace("~sb:", f"~{prefix}:").replace("&sb/", f"&{prefix}/") for word in documented_rule()]
+    [asking] = re.findall(r"on the sentinels `(-@all [^`]*)`", (ROOT / "README.md").read_text())
+    for server in locked.servers:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "jobs", "on", ">of-jobs", *named, "+role")
+    for sentinel in locked.sentinels:
+        with sentinel.client() as client:
+            client.execute_command("ACL", "SETUSER", "ask", "on", ">of-ask", *asking.split())
+    with closing(connect(locked.url().replace(":serv3r@", "jobs:of-jobs@"), master_name=locked.name, prefix=prefix,
+                         sentinel_kwargs={"username": "ask", "password": "of-ask"})) as engine:
+        engine.publish("q", [Message(b"", id="1")])
+        with closing(engine.consume(["q"])) as consumer:
+            (delivery,) = consumer.receive(2)
+            consumer.ack_now(delivery)
+    for sentinel in locked.sentinels:
+        with sentinel.client() as client:
+            denied = [entry["object"] for entry in client.acl_log() if entry["username"] == "ask"]
+            # redis-py introduces itself, and does not mind
+            assert [each for each in denied if not each.startswith("client")] == []
 
 
 @pytest.mark.parametrize(("options", "kind_of_error", "said"), [

@@ -18,7 +18,7 @@ import pytest
 
 from streambroker.cli.entry import build_parser
 from streambroker.kombu.conninfo import KombuOptions
-from streambroker.settings import IGNORED, JetStreamSettings, Settings
+from streambroker.settings import IGNORED, JetStreamSettings, SentinelSettings, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -69,7 +69,7 @@ def test_ci_runs_the_second_command():
     assert command.startswith("pip install '.[dev]' && pytest")
 
 
-@pytest.mark.parametrize("kind", [Settings, JetStreamSettings, KombuOptions])
+@pytest.mark.parametrize("kind", [Settings, SentinelSettings, JetStreamSettings, KombuOptions])
 def test_the_tables_of_options_are_those_of_the_code(kind):
     assert options_table(kind) in README
 

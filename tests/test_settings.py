@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streambroker.errors import ConfigurationError
-from streambroker.settings import IGNORED, Settings, read_settings
+from streambroker.settings import IGNORED, JetStreamSettings, SentinelSettings, Settings, read_settings
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
 
@@ -20,9 +20,11 @@ def test_defaults() -> None:
     assert (settings.visibility_timeout, settings.delivery_limit, settings.priority_order) == (30.0, 5, "redis")
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_every_option_is_explained(name: str) -> None:
-    meaning = FIELDS[name].metadata["meaning"]
+@pytest.mark.parametrize(("kind", "name"), [
+    (kind, field.name) for kind in (Settings, SentinelSettings, JetStreamSettings)
+    for field in dataclasses.fields(kind)])
+def test_every_option_is_explained(kind: type[Settings], name: str) -> None:
+    meaning = {field.name: field for field in dataclasses.fields(kind)}[name].metadata["meaning"]
     assert meaning.endswith(".")
     assert meaning[0].isupper() or meaning[0] == "`"
 
