@@ -53,7 +53,7 @@ class RedisStreamsEngine:
         self.settings = settings
         self.keys = Keys(settings.prefix, address.database)
         self.steps = tuple(range(len(settings.priority_steps)))
-        self._dial, self._end_dialing = dialing(address, settings)
+        self._dial, self._end_dialing = dialing(address, settings, lambda: self.chores)
         self.commands = self.make_commands(settings.publish_timeout)
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)

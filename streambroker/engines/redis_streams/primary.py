@@ -19,6 +19,7 @@ import redis
 import redis.exceptions
 
 from ... import fork
+from ...chores import Chores
 from ...errors import AuthenticationError, StoreConnectionError, StoreError
 from ...keeper import Keeper
 from ...real import make_lock
@@ -111,8 +112,9 @@ class PrimaryWatch:
     """`dial` connects to the primary, `stop` ends the watch. One for each engine and process: a thread from the first
     connection on, which is subscribed at every sentinel. Thread-safe; in a forked child it starts anew."""
 
-    def __init__(self, address: SentinelAddress, settings: Settings) -> None:
+    def __init__(self, address: SentinelAddress, settings: Settings, chores: Callable[[], Chores]) -> None:
         self._address = address
+        self._chores = chores
         self._sentinels = Sentinels(address, settings)
         self._connect = dialer(address, settings)
         self._keeper = Keeper(self._turn, lambda: [each.fileno() for each in self._subscriptions])
@@ -217,8 +219,8 @@ class PrimaryWatch:
             stale = [connection for connection, place in self._connections.items() if place != answer.primary]
         cut(stale)
         if switched and before is not None:
-            logger.warning("the primary %s is %s now, no longer %s: connections are opened anew", self._address.name,
-                           told(answer.primary), told(before))
+            self._chores().say(logging.WARNING, "the primary %s is %s now, no longer %s: connections are opened anew",
+                               self._address.name, told(answer.primary), told(before))
         return answer.primary
 
     @property
@@ -257,14 +259,13 @@ class PrimaryWatch:
         try:
             self.primary()
         except StoreConnectionError as error:
-            if not self._deaf:
-                logger.warning("no word of the primary: %s", error)
+            self._chores().report(f"no word of the primary: {error}")
             self._deaf = True
             self._next_look = now + LOOK_DEAF
             return
         if self._deaf:
             self._deaf = False
-            logger.info("the sentinels answer again")
+            self._chores().report("the sentinels answer again", calm=True)
 
     def stop(self) -> None:
         """Connections stay; nothing watches them any more."""
@@ -281,10 +282,10 @@ class PrimaryWatch:
         self._start()
 
 
-def dialing(address: Address, settings: Settings) -> tuple[Dial, Callable[[], None]]:
+def dialing(address: Address, settings: Settings, chores: Callable[[], Chores]) -> tuple[Dial, Callable[[], None]]:
     """How to connect, and what ends that."""
     if isinstance(address, SentinelAddress):
-        watch = PrimaryWatch(address, settings)
+        watch = PrimaryWatch(address, settings, chores)
         return watch.dial, watch.stop
     return dialer(address, settings), lambda: None
 
@@ -293,10 +294,11 @@ def cut(connections: Iterable[redis.Connection]) -> None:
     """Whoever reads, writes or waits there finds the link broken, in any thread or greenlet."""
     for connection in connections:
         sock: Any = connection._sock
-        # gevent's and eventlet's sockets may be touched by their own thread alone: the real one is inside
-        sock = getattr(sock, "_sock", None) or getattr(sock, "fd", None) or sock
+        # those of eventlet and gevent may be touched by their own thread alone: the real one is inside
+        real = next((each for each in (getattr(sock, "fd", None), getattr(sock, "_sock", None), sock)
+                     if isinstance(each, _socket.socket)), None)
         try:
-            if sock is not None:
-                _socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            if real is not None:
+                _socket.socket.shutdown(real, socket.SHUT_RDWR)
         except OSError:
             continue  # closed meanwhile
