@@ -110,7 +110,7 @@ class Subscription:
 
 class PrimaryWatch:
     """`dial` connects to the primary, `stop` ends the watch. One for each engine and process: a thread from the first
-    connection on, which is subscribed at every sentinel. Thread-safe; in a forked child it starts anew."""
+    answer on, which is subscribed at every sentinel. Thread-safe; in a forked child it starts anew."""
 
     def __init__(self, address: SentinelAddress, settings: Settings, chores: Callable[[], Chores]) -> None:
         self._address = address
@@ -141,12 +141,14 @@ class PrimaryWatch:
     def dial(self, timeout: float) -> redis.Connection:
         """A connection to what is the primary by the sentinels' word and its own. Raises StoreConnectionError,
         AuthenticationError and errors of redis-py."""
-        with self._lock:
-            if not self._over:
-                self._keeper.start()
         if self._held:
             raise StoreConnectionError(f"a failover of the primary {self._address.name!r} is under way")
         place = self.primary()
+        with self._lock:
+            # not before the client has imported all that it needs: where threads are green no lock of an import may be
+            # wanted by two real ones
+            if not self._over:
+                self._keeper.start()
         connection: redis.Connection = self._connect(timeout, host=place[0], port=place[1],
                                                      redis_connect_func=partial(self._greet, place))
         try:
