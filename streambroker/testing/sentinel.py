@@ -43,6 +43,11 @@ class Sentinel:
         return redis.Redis(port=self.port, password=self.password or None, protocol=2, decode_responses=True,
                            socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
+    def ask(self, *words: str) -> Any:
+        """The plain answer to `SENTINEL <words>`: what redis-py makes of it differs by version."""
+        with self.client() as client:
+            return client.execute_command("SENTINEL", *words)
+
 
 class SentinelGroup:
     """`min_replicas` is the primary's min-replicas-to-write, and each replica's, since it may become one. `password` is
@@ -77,10 +82,9 @@ class SentinelGroup:
 
     def is_whole(self, sentinel: Sentinel) -> bool:
         """Whether that sentinel sees everybody, and all replicas follow the primary."""
-        with sentinel.client() as client:
-            state: dict[str, Any] = client.sentinel_master(self.name)
-            replicas: list[dict[str, Any]] = client.sentinel_slaves(self.name)
-        return (state["num-other-sentinels"] == len(self.sentinels) - 1 and "down" not in str(state["flags"])
+        state = _pairs(sentinel.ask("MASTER", self.name))
+        replicas = [_pairs(row) for row in sentinel.ask("REPLICAS", self.name)]
+        return (int(state["num-other-sentinels"]) == len(self.sentinels) - 1 and "down" not in state["flags"]
                 and len(replicas) == len(self.servers) - 1
                 and all(replica["master-link-status"] == "ok" for replica in replicas))
 
@@ -96,8 +100,7 @@ class SentinelGroup:
         """What the first sentinel that answers names."""
         for sentinel in self.sentinels:
             if sentinel.process.alive:
-                with sentinel.client() as client:
-                    _, port = client.sentinel_get_master_addr_by_name(self.name)
+                _, port = sentinel.ask("GET-MASTER-ADDR-BY-NAME", self.name)
                 return next(server for server in self.servers if server.port == int(port))
         raise AssertionError("no sentinel lives")
 
@@ -109,8 +112,7 @@ class SentinelGroup:
 
     def failover(self) -> None:
         """Ask for a planned failover, which is refused while an earlier one goes on."""
-        with self.sentinels[0].client() as client:
-            client.execute_command("SENTINEL", "FAILOVER", self.name)
+        self.sentinels[0].ask("FAILOVER", self.name)
 
     def close(self) -> None:
         for sentinel in self.sentinels:
@@ -126,3 +128,7 @@ class SentinelGroup:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+
+def _pairs(row: list[str]) -> dict[str, str]:
+    return dict(zip(row[::2], row[1::2], strict=True))
