@@ -147,7 +147,7 @@ def test_priorities_outside_the_range_are_clamped_and_told_once(broker: Broker, 
     (lambda now: (now + timedelta(hours=20)).replace(tzinfo=None).isoformat(), 6 * 3600),
     (lambda now: (now + timedelta(hours=1)).replace(tzinfo=None).isoformat(), 0),
     (lambda now: (now - timedelta(hours=1)).isoformat(), 0),
-    (lambda now: (now + timedelta(seconds=0.1)).isoformat(), 0),
+    (lambda now: (now + timedelta(seconds=1)).isoformat(), 1),
     (lambda now: "tomorrow", 0),
     (lambda now: 17, 0),
 ])

@@ -1,14 +1,15 @@
 """Messages on the way in and out.
 
 On the wire a Kombu message is its body, as Kombu gave it, and a head: one compact JSON object with `type` (the task's
-name), `content_type`, `content_encoding`, `headers`, `properties` and, for a named exchange, `exchange` and
-`routing_key`. Nothing is encoded twice.
+name), `content_type`, `content_encoding`, `headers`, `properties`, for a named exchange `exchange` and `routing_key`,
+and `waits` when it has an eta, for which the store waits. Nothing is encoded twice.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from kombu.compression import decompress
@@ -51,7 +52,7 @@ def read_head(head: bytes) -> dict[str, Any]:
     return found
 
 
-def make_head(message: dict[str, Any], exchange: str, routing_key: str) -> bytes:
+def make_head(message: dict[str, Any], exchange: str, routing_key: str, *, waits: bool = False) -> bytes:
     headers, properties = message["headers"], message["properties"]
     task = headers.get("task")
     head: dict[str, Any] = {"type": task} if task else {}
@@ -62,7 +63,26 @@ def make_head(message: dict[str, Any], exchange: str, routing_key: str) -> bytes
     if exchange:
         head["exchange"] = exchange
         head["routing_key"] = routing_key
+    if waits:
+        head["waits"] = True
     return write_head(head)
+
+
+def read_eta(eta: Any) -> datetime | None:
+    """None when it is no time."""
+    if isinstance(eta, str):
+        try:
+            return datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith(("Z", "z")) else eta)
+        except ValueError:
+            return None
+    return eta if isinstance(eta, datetime) else None
+
+
+def _over(eta: Any) -> Any:
+    """An eta that the store has waited for: now, where this machine's clock is not as far yet. Celery would hold the
+    task for the difference. One without a zone is released before its time and is for the worker to judge."""
+    when, now = read_eta(eta), datetime.now(timezone.utc)
+    return now.isoformat() if when is not None and when.tzinfo is not None and when > now else eta
 
 
 _OURS = frozenset({"delivery_info", "delivery_tag", "body_encoding"})
@@ -97,6 +117,8 @@ class Message(KombuMessage):
         else:
             headers.pop(COUNT_HEADER, None)
             headers.pop(REDELIVERED_HEADER, None)
+        if head.get("waits") is True:
+            headers["eta"] = _over(headers.get("eta"))
         self.delivery_info = properties["delivery_info"] = {
             "exchange": head.get("exchange", ""),
             "routing_key": head.get("routing_key", delivery.queue),

@@ -8,14 +8,14 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreConnectionError, StoreError
 from ..message import Message
 from ..settings import Settings, read_settings
 from . import unfinished
-from .message import body_of, make_head
+from .message import body_of, make_head, read_eta
 from .unroutable import Unroutable
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: shorter delays are left to the worker, which checks the eta of every task anyway
-MIN_DELAY = 0.2
 #: the zone that a naive eta is taken to be in: nowhere is it earlier, so it is never released late
 _EARLIEST_ZONE = timezone(timedelta(hours=14))
 
@@ -99,11 +97,12 @@ class Publisher:
     def _wire(self, message: dict[str, Any], exchange: str, routing_key: str) -> Message:
         headers, properties = message["headers"], message["properties"]
         eta = headers.get("eta")
+        delay = _delay(eta) if eta else None
         return Message(
-            body_of(message), make_head(message, exchange, routing_key),
+            body_of(message), make_head(message, exchange, routing_key, waits=delay is not None),
             str(headers.get("id") or properties.get("correlation_id") or ""),
             self._steps.of(properties.get("priority")),
-            _delay(eta) if eta else 0.0,
+            delay or 0.0,
             # an expired task is for its worker to see: it marks the task as revoked, and tells
             _expiry(properties["expiration"]) if "expiration" in properties and "task" not in headers else None)
 
@@ -189,22 +188,18 @@ class _Steps:
         return step
 
 
-def _delay(eta: Any) -> float:
-    """Seconds until `eta`; 0 when it is past, close, or cannot be read (the worker then says so)."""
-    if isinstance(eta, str):
-        try:
-            eta = datetime.fromisoformat(eta[:-1] + "+00:00" if eta.endswith(("Z", "z")) else eta)
-        except ValueError:
-            return 0.0
-    if not isinstance(eta, datetime):
-        return 0.0
-    if eta.tzinfo is None:
-        eta = eta.replace(tzinfo=_EARLIEST_ZONE)
+def _delay(eta: Any) -> float | None:
+    """Seconds until `eta`, 0 when it is past; None when it cannot be read (the worker then says so)."""
+    when = read_eta(eta)
+    if when is None:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=_EARLIEST_ZONE)
     try:
-        left = eta.timestamp() - time.time()
+        left = when.timestamp() - time.time()
     except (OverflowError, ValueError):
-        return 0.0
-    return left if left >= MIN_DELAY else 0.0
+        return None
+    return max(0.0, left)
 
 
 def _expiry(expiration: Any) -> float | None:
