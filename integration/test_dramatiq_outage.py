@@ -63,7 +63,7 @@ def outage(rig: DramatiqRig, server: Server, seconds: float) -> None:
     assert [len(rig.ledger.starts(job)) for job in ("running", "before", "later", "after", "refused")] == [
         1, 1, 1, 1, 0]
     said = command.log.read_text().splitlines()[written:]
-    assert len(said) < 30
+    assert len(said) < 30, "\n".join(said)
     assert not [line for line in said if "Traceback" in line]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import dramatiq
 from dramatiq.errors import ConnectionClosed, DecodeError
 
-from ..errors import Closed, StreambrokerError
+from ..errors import AuthenticationError, Closed, StoreConnectionError, StreambrokerError
 from ..message import Delivery, Message, QueueSpec
 from . import bodies
 from .failures import unavailable
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 #: how long fewer free places than half of the prefetch wait for more, so that one request serves several messages (s)
 GATHER = 0.005
+#: how long a new consumer waits for a store that is away, and the pause between two tries (s)
+PATIENCE, TRY = 10.0, 0.25
 #: when a message comes again whose retry could not be stored (s)
 AGAIN = 1.0
 
@@ -70,10 +72,21 @@ class StreamConsumer(dramatiq.Consumer):
         broker.engine.watch_convictions(queue_name, broker.convicted)
         self._arrived: deque[Delivery] = deque()
         with unavailable():
-            if broker.engine.spec(queue_name) is None:
-                # tools know it, also when it is empty
-                broker.engine.declare(QueueSpec(queue_name))
-            self._source = broker.engine.consume([queue_name])
+            self._source = self._open()
+
+    def _open(self) -> Consumer:
+        """While the store is away Dramatiq makes a consumer anew every three seconds, and says so each time."""
+        engine, deadline = self.broker.engine, time.monotonic() + PATIENCE
+        while True:
+            try:
+                if engine.spec(self.queue_name) is None:
+                    # tools know it, also when it is empty
+                    engine.declare(QueueSpec(self.queue_name))
+                return engine.consume([self.queue_name])
+            except StoreConnectionError as error:
+                if isinstance(error, AuthenticationError) or time.monotonic() >= deadline:
+                    raise
+                time.sleep(TRY)
 
     # ------------------------------------------------------------------ receiving
     def __next__(self) -> StreamMessage | None:
