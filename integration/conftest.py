@@ -36,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`kind` is each kind of --server. `every_kind` is each Redis among them, by default the oldest and the newest;
     `every_nats_kind` each nats-server among them, by default each that is here."""
     if "every_kind" in metafunc.fixturenames:
-        metafunc.parametrize("every_kind", _redis_kinds(metafunc.config.getoption("--server") or []))
+        metafunc.parametrize("every_kind", _redis_kinds(metafunc.config.getoption("--server") or []), scope="session")
     if "every_nats_kind" in metafunc.fixturenames:
         metafunc.parametrize("every_nats_kind", _nats_kinds(metafunc.config.getoption("--server") or []))
     if "kind" in metafunc.fixturenames:

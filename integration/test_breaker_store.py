@@ -40,6 +40,27 @@ def test_a_refusal_inside_a_script_is_told_from_an_error(
     engine.close()
 
 
+def test_acks_that_a_demoted_server_refuses_together_are_all_repeated(fresh: Callable[..., RedisServer]) -> None:
+    """Several answers arrive at once, and the first of them ends the link."""
+    server, queues = fresh(aof=False), list("abcd")
+    engine = connect(server.url())
+    for queue in queues:
+        engine.publish(queue, messages("one"))
+    consumer = engine.consume(queues)
+    got = drain(consumer, 4)
+    with server.client() as client:
+        client.replicaof(server.host, "1")
+        for delivery in got:
+            consumer.ack(delivery)
+        consumer.receive(0, 0)
+        wait_until(lambda: consumer.receive(0, 0) or client.info("errorstats")["errorstat_READONLY"]["count"] >= 4, 5,
+                   "four refusals")
+        client.replicaof("NO", "ONE")
+    wait_until(lambda: consumer.receive(0, 0) or not any(engine.inspector().stats(queue).in_flight for queue in queues),
+               5, "all acks are in force")
+    engine.close()
+
+
 def test_due_messages_do_not_wait_for_memory(every_kind: str, fresh: Callable[..., RedisServer]) -> None:
     server = fresh(kind=every_kind, aof=False)
     engine = connect(server.url())

@@ -102,7 +102,7 @@ IGNORED: Mapping[str, str] = {
     "polling_interval": "nothing polls",
     "health_check_interval": "links are watched by the keeper",
     "retry_on_timeout": "links are mended by the engine",
-    "max_connections": "a process uses at most six connections",
+    "max_connections": "a process uses at most six connections, in a cluster some for each node",
     "sentinel_fanout_compat": "broadcasts are always kept apart by prefix and database",
 }
 

@@ -126,10 +126,10 @@ class RedisServer:
 
     def __init__(self, kind: str = "valkey", *, aof: bool = True, fsync: str = "everysec",
                  arguments: Sequence[str] = (), password: str = "", unix_socket: bool = False,
-                 replica_of: RedisServer | None = None) -> None:
+                 replica_of: RedisServer | None = None, port: int = 0) -> None:
         self.kind = kind
         self.host = "127.0.0.1"
-        self.port = free_port()
+        self.port = port or free_port()
         self.password = password
         self.directory = Path(tempfile.mkdtemp(prefix=f"sb-{kind}-"))
         self.socket_path = self.directory / "s" if unix_socket else None

@@ -20,7 +20,7 @@ from ...settings import Settings
 CLIENT_OPTIONS = frozenset({
     "host", "port", "db", "path", "username", "password", "credential_provider", "socket_keepalive_options",
     "ssl", "ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_path", "ssl_ca_data",
-    "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers", "client"})
+    "ssl_check_hostname", "ssl_password", "ssl_min_version", "ssl_ciphers", "client", "startup_nodes"})
 _TLS = frozenset({"rediss", "rediss-streams", "valkeys"})
 _REQS = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -82,7 +82,7 @@ def _like(client: Any) -> dict[str, Any]:
     if kind not in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection):
         raise ConfigurationError(
             f"the option client takes a redis.Redis or redis.ConnectionPool with a connection class of redis-py, not "
-            f"{type(client).__module__}.{type(client).__name__}: no asynchronous client, none of a Cluster or Sentinel "
+            f"{type(client).__module__}.{type(client).__name__}: no asynchronous client, none of Sentinel "
             "and no class of your own; use a URL and credential_provider")
     known = {name: value for name, value in pool.connection_kwargs.items()  # type: ignore[union-attr]
              if name in CLIENT_OPTIONS and value is not None}

@@ -11,10 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import AuthenticationError, Closed, StoreConnectionError
-from .link import DEMOTED, UNAVAILABLE, Link, translate
+from .link import DEMOTED, UNAVAILABLE, translate
 from .resp import ReplyError, Word, pack
 from .scripts import script
 
@@ -25,6 +25,19 @@ PAUSES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 #: for a call that is not worth much waiting (one with a patience of its own): its wait for an answer, and how old an
 #: error may be that is told again instead of another try
 HASTE, RECENT = 2.0, 2.0
+
+
+class Channel(Protocol):
+    """What a `Link` to one server and a `Router` to a cluster have in common."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def open(self, timeout: float | None = None) -> None: ...
+    def send(self, data: bytes) -> None: ...
+    def read(self, timeout: float | None = None) -> Any: ...
+    def close(self) -> None: ...
+    def interrupt(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class Request:
@@ -43,7 +56,7 @@ class Request:
 class Commands:
     """Thread-safe, greenlet-safe. `patience` is how long a request tries to get over a broken or unwilling store."""
 
-    def __init__(self, make_link: Callable[[], Link], patience: float) -> None:
+    def __init__(self, make_link: Callable[[], Channel], patience: float) -> None:
         self._make_link = make_link
         self._patience = patience
         self._link = make_link()
@@ -185,4 +198,4 @@ def _word(reply: ReplyError) -> str:
 SCRIPTS = (
     "publish", "delay", "promote", "take", "done", "settle", "reclaim", "adopt", "held", "register", "unregister",
     "look", "forget", "drop", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge",
-    "remove", "replay")
+    "remove", "replay", "ring")

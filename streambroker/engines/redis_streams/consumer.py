@@ -13,7 +13,6 @@ from ...message import Delivery, Message
 from ...readable import wait_readable
 from ...real import Wakeup
 from .publisher import encode
-from .pull import Pull
 from .settles import Outbox, Settle
 from .takes import TakePlan
 
@@ -39,7 +38,7 @@ class RedisConsumer:
         self.held: dict[tuple[str, str], Delivery] = {}
         #: monotonic time when all that had arrived was read last
         self.driven = 0.0
-        self._pull = Pull(engine, self, self.plan, self.outbox)
+        self._pull = engine.connections.pull(engine, self)
         self._more = False
         self._wakeup: Wakeup | None = None
         self._parked = False
@@ -106,7 +105,7 @@ class RedisConsumer:
         asked = False
         while True:
             deliveries = self._turn(limit, arm=False, take=not asked)
-            asked = asked or self._pull.outstanding > 0
+            asked = asked or self._pull.outstanding > 0 and not self._pull.left_to_ask
             if deliveries or asked and not self._pull.outstanding or time.monotonic() >= deadline:
                 return deliveries
             self._wait_for_answers(0.05)
@@ -138,7 +137,7 @@ class RedisConsumer:
 
     def _wait_for_answers(self, timeout: float) -> None:
         if self._pull.is_open:
-            wait_readable([self._pull.io_fileno()], timeout)
+            wait_readable(self._pull.answer_sources(), timeout)
         else:
             time.sleep(0.01)
 

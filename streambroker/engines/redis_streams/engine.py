@@ -19,19 +19,17 @@ from ...settings import Settings
 from .awaited import Awaited
 from .client import Address
 from .commands import Commands
+from .connections import Connections, read_address
 from .consumer import RedisConsumer
 from .holder import Holder
 from .inspector import RedisInspector
-from .keys import GROUP, Keys
+from .keys import GROUP
 from .letters import Letters
-from .link import Link
 from .maintenance import LEFT, Maintenance
-from .primary import dialing
 from .publisher import Publisher, encode
 from .queues import Queues
 from .registry import Registry
 from .resp import ReplyError, pack
-from .sentinel import read_address
 from .settles import Packer, Settle
 from .subscription import RedisSubscription, pack_broadcast
 from .table import RedisTable
@@ -51,9 +49,10 @@ class RedisStreamsEngine:
     def __init__(self, address: Address, settings: Settings) -> None:
         self.address = address
         self.settings = settings
-        self.keys = Keys(settings.prefix, address.database)
+        self.connections = Connections(address, settings, lambda: self.chores)
+        self.make_link, self.make_commands = self.connections.link, self.connections.commands
+        self.keys = self.connections.keys
         self.steps = tuple(range(len(settings.priority_steps)))
-        self._dial, self._end_dialing = dialing(address, settings, lambda: self.chores)
         self.commands = self.make_commands(settings.publish_timeout)
         self.queues = Queues(self)
         self._publisher = Publisher(self.commands, self.keys, settings, str(address), self.queues.published)
@@ -85,14 +84,6 @@ class RedisStreamsEngine:
         self.chores = Chores(str(self.address))
         self.awaited = Awaited(self)
 
-    # ------------------------------------------------------------------ connections
-    def make_link(self, timeout: float | None = None) -> Link:
-        return Link(self._dial, self.settings.socket_timeout if timeout is None else
-                    min(timeout, self.settings.socket_timeout))
-
-    def make_commands(self, patience: float, timeout: float | None = None) -> Commands:
-        return Commands(lambda: self.make_link(timeout), patience)
-
     def ping(self, timeout: float = 5.0) -> float:
         start = time.monotonic()
         link = self.make_link(timeout)
@@ -115,7 +106,7 @@ class RedisStreamsEngine:
     def delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         if if_unused and self.consumers(queue):
             return -1
-        removed = int(self.commands.script("remove", [self.keys.root(queue)], GROUP, int(if_empty), *self.steps,
+        removed = int(self.commands.script("remove", self.keys.whole(queue), GROUP, int(if_empty), *self.steps,
                                            patience=min(1.0, self.settings.publish_timeout)))
         if removed >= 0:
             self.queues.dropped(queue, self.commands)
@@ -128,7 +119,7 @@ class RedisStreamsEngine:
 
     def ready(self, queue: str) -> int:
         self.queues.learn_options(queue)
-        return int(self.commands.script("size", [self.keys.root(queue)], GROUP, self.ttl_of(queue), *self.steps)[0])
+        return int(self.commands.script("size", self.keys.whole(queue), GROUP, self.ttl_of(queue), *self.steps)[0])
 
     def limit_of(self, queue: str) -> int:
         own = self.queues.limits.get(queue)
@@ -314,7 +305,7 @@ class RedisStreamsEngine:
         farewell.close()
         self.commands.close()
         self.awaited.close()
-        self._end_dialing()
+        self.connections.close()
 
     def _goodbye(self, farewell: Commands, *, leave: bool) -> None:
         for consumer in self.consumers_open():

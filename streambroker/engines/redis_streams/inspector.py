@@ -33,7 +33,7 @@ class RedisInspector:
         engine = self._engine
         engine.queues.learn_options(queue)
         ready, flight, delayed, dead, oldest, *pairs = self._commands.script(
-            "size", [engine.keys.root(queue)], GROUP, engine.ttl_of(queue), *engine.steps)
+            "size", engine.keys.whole(queue), GROUP, engine.ttl_of(queue), *engine.steps)
         counts: dict[str, int] = {}
         for name, count in zip(pairs[::2], pairs[1::2], strict=True):
             counts[text_of(name)] = counts.get(text_of(name), 0) + count
@@ -84,7 +84,7 @@ class RedisInspector:
             [self._engine.keys.dead(queue)], *part))
 
     def replay(self, queue: str, ids: Collection[str]) -> int:
-        return self._in_pages(ids, lambda part: script("replay").call([self._engine.keys.root(queue)], *part))
+        return self._in_pages(ids, lambda part: script("replay").call(self._engine.keys.whole(queue), *part))
 
     def _in_pages(self, ids: Collection[str], command: Any) -> int:
         wanted = [entry for entry in ids if re.fullmatch(r"\d+-\d+", entry)]
@@ -138,8 +138,8 @@ class RedisInspector:
     def purge(self, queue: str) -> int:
         removed = 0
         while True:
-            root = self._engine.keys.root(queue)
-            count, more = self._commands.script("purge", [root], GROUP, 1000, *self._engine.steps)
+            count, more = self._commands.script("purge", self._engine.keys.whole(queue), GROUP, 1000,
+                                                *self._engine.steps)
             removed += int(count)
             if not more:
                 return removed

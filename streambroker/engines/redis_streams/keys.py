@@ -10,12 +10,14 @@
 | `<p>:{<queue>}:trial` | hash | holder -> the last-chance message that it has |
 | `<p>:{<queue>}:dead` | stream | dead letters |
 | `<p>:{<queue>}:p:<producer>` | string | last sequence of a producer, for repeated publishes |
+| `<p>:{...}:guard` | | never there, see `Keys` |
 | `<p>:{@}:...` | | tables, workers and other things that belong to no queue |
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 GROUP = "sb"
 #: consumer names that no process has: messages to hand out again, and messages on their last allowed delivery
@@ -35,15 +37,32 @@ def encode_name(name: str) -> str:
 
 
 class Keys:
-    """Key names under one prefix. `database` only matters for channels, which servers share between databases."""
+    """Key names under one prefix. `database` only matters for channels, which servers share between databases.
 
-    def __init__(self, prefix: str, database: int = 0) -> None:
+    `guarded`: for a cluster. A slot moves to another node key by key, and a script that finds only some of its keys
+    would take the others for missing. So each script that touches keys which it does not name gets one more, a guard,
+    that never exists: the nodes refuse it (TRYAGAIN) until the whole slot has moved.
+    """
+
+    def __init__(self, prefix: str, database: int = 0, *, guarded: bool = False) -> None:
         self.prefix = prefix
+        self._guarded = guarded
         self._common = f"{prefix}:{{@}}"
         self._channels = f"{prefix}/{database}"
 
     def root(self, queue: str) -> str:
         return f"{self.prefix}:{{{encode_name(queue)}}}"
+
+    def whole(self, queue: str) -> list[str]:
+        """KEYS of a script over everything of one queue."""
+        root = self.root(queue)
+        return [root, f"{root}:guard"] if self._guarded else [root]
+
+    def scopes(self, queues: Sequence[str]) -> list[tuple[Sequence[str], list[str]]]:
+        """Queues that one script may read, and its KEYS: their roots in this order, in a cluster one by one."""
+        if self._guarded:
+            return [([queue], self.whole(queue)) for queue in queues]
+        return [(queues, [self.root(queue) for queue in queues])]
 
     def stream(self, queue: str, step: int) -> str:
         return f"{self.root(queue)}:s:{step}"
@@ -63,6 +82,11 @@ class Keys:
     @property
     def common(self) -> str:
         return self._common
+
+    @property
+    def guard(self) -> list[str]:
+        """More KEYS for a script over what belongs to no queue."""
+        return [f"{self._common}:guard"] if self._guarded else []
 
     @property
     def timers(self) -> str:

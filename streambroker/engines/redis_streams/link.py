@@ -70,12 +70,12 @@ class Link:
         try:
             connection = self._dial(self._timeout if timeout is None else min(timeout, self._timeout))
             connection.connect()  # type: ignore[no-untyped-call]
+        except StoreConnectionError:
+            raise
         except redis.exceptions.AuthenticationError as error:
             raise AuthenticationError(str(error)) from error
         except redis.exceptions.BusyLoadingError as error:
             raise StoreUnavailable(str(error)) from error
-        except StoreConnectionError:
-            raise
         except (redis.exceptions.RedisError, OSError) as error:
             if connection is not None:
                 connection.disconnect()  # type: ignore[no-untyped-call]
@@ -135,9 +135,9 @@ class Link:
             if len(data) < 65536 and not self._buffered():
                 return replies
 
-    def read(self, timeout: float | None = None) -> Any:
+    def read(self, timeout: float | None = None, *, waits_on: bool = False) -> Any:
         """The next reply; ReplyError is returned, not raised. Raises StoreConnectionError, also on a time-out: the
-        answer could come later and be taken for another one's."""
+        answer could come later and be taken for another one's. Who `waits_on` gets False then, and reads again."""
         if timeout is None:
             timeout = self._timeout
         deadline = None
@@ -148,6 +148,8 @@ class Link:
                 left = deadline - time.monotonic()
             data = self._receive(left) if left > 0 else None
             if data is None:
+                if waits_on:
+                    return False
                 self.close()
                 raise StoreConnectionError("no answer in time")
             self._reader.feed(data)

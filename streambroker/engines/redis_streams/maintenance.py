@@ -178,11 +178,12 @@ class Maintenance:
 
     def _held(self, queues: Sequence[str], holder: str, page: int) -> list[tuple[str, str, int]]:
         """(queue, id, count) of what a holder has, at most a page of each step."""
-        engine = self._engine
-        rows = self._commands.script("held", [engine.keys.root(queue) for queue in queues], GROUP, holder, page,
-                                     *engine.steps)
-        return [(queues[number - 1], f"{int(step)}:{entry.decode()}", count) for number, step, entry, count
-                in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)]
+        found = []
+        for part, keys in self._engine.keys.scopes(queues):
+            rows = self._commands.script("held", keys, GROUP, holder, page, *self._engine.steps)
+            found += [(part[number - 1], f"{int(step)}:{entry.decode()}", count) for number, step, entry, count
+                      in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True)]
+        return found
 
     def _reclaim_queue(self, queue: str, holder: str, in_company: bool) -> None:
         engine = self._engine
@@ -225,7 +226,7 @@ class Maintenance:
                 continue
             self.due.pop(queue, None)
             while True:
-                moved, wait = self._commands.script("promote", [self._engine.keys.root(queue)], 200)
+                moved, wait = self._commands.script("promote", self._engine.keys.whole(queue), 200)
                 if moved < 200:
                     break
             if wait >= 0:

@@ -37,9 +37,9 @@ class Pipe:
     def fileno(self) -> int:
         return self._link.fileno()
 
-    def open(self) -> None:
+    def open(self, timeout: float | None = None) -> None:
         self._expected.clear()
-        self._link.open()
+        self._link.open(timeout)
 
     def send(self, parts: list[bytes], expected: list[Expected]) -> None:
         """One write. Raises StoreConnectionError."""

@@ -18,8 +18,7 @@ from .link import DEMOTED
 from .pipe import Expected, Pipe
 from .resp import ReplyError, pack
 from .scripts import script
-from .settles import Outbox
-from .takes import TakePlan, to_deliveries
+from .takes import to_deliveries
 
 if TYPE_CHECKING:
     from .consumer import RedisConsumer
@@ -40,12 +39,15 @@ REST = 0.5
 class Pull:
     """The receiving half of a consumer. Driven by one thread or greenlet at a time."""
 
-    def __init__(self, engine: RedisStreamsEngine, consumer: RedisConsumer, plan: TakePlan, outbox: Outbox) -> None:
+    #: whether some queues were not asked since `ask_again`: one take asks all
+    left_to_ask = False
+
+    def __init__(self, engine: RedisStreamsEngine, consumer: RedisConsumer) -> None:
         self._engine = engine
         self._settings = engine.settings
         self._consumer = consumer
-        self._plan = plan
-        self._outbox = outbox
+        self._plan = consumer.plan
+        self._outbox = consumer.outbox
         self._io, self._waiter = Pipe(engine.make_link()), Pipe(engine.make_link())
         self.inbox: deque[Delivery] = deque()
         #: messages that an answer under way may bring
@@ -76,8 +78,11 @@ class Pull:
     def pump(self, now: float) -> None:
         for pipe in (self._io, self._waiter):
             try:
-                for expected, reply in pipe.poll(now):
-                    self._answered(expected, reply, pipe)
+                # each answer counts, also those behind one that ends the link
+                troubles = [self._answered(expected, reply, pipe) for expected, reply in pipe.poll(now)]
+                for trouble in troubles:
+                    if trouble is not None:
+                        raise trouble
             except StoreConnectionError as error:
                 self._broken(pipe, error)
 
@@ -137,7 +142,8 @@ class Pull:
             self._rest_until = time.monotonic() + REST / 2
 
     # ------------------------------------------------------------------ answers
-    def _answered(self, expected: Expected, reply: Any, pipe: Pipe) -> None:
+    def _answered(self, expected: Expected, reply: Any, pipe: Pipe) -> StoreConnectionError | None:
+        """What makes the link useless."""
         if expected.kind == "take":
             asked, queues = expected.about
             if pipe is self._waiter:
@@ -148,7 +154,7 @@ class Pull:
                 self._took(asked, queues, reply)
                 if pipe is self._waiter and not self._idle:
                     self._pass_on(queues[reply[-1][0]:])
-                return
+                return None
         elif expected.kind == "bell":
             self._rung = reply[0] if isinstance(reply, list) else b""
         elif expected.kind == "settle":
@@ -156,8 +162,7 @@ class Pull:
                 self._outbox.give_back(expected.about)
             else:
                 self._engine.settled(expected.about, reply)
-        if isinstance(reply, ReplyError):
-            self._refused(reply, pipe)
+        return self._refused(reply, pipe) if isinstance(reply, ReplyError) else None
 
     def _took(self, asked: int, queues: list[str], reply: list[Any]) -> None:
         due_ms = int(reply[0])
@@ -173,19 +178,21 @@ class Pull:
             self._ring_on.append(self._rung)
 
     # ------------------------------------------------------------------ trouble
-    def _refused(self, reply: ReplyError, pipe: Pipe) -> None:
+    def _refused(self, reply: ReplyError, pipe: Pipe) -> StoreConnectionError | None:
         text = str(reply)
         self._idle = False
         word = text.split(" ", 1)[0]
         if word == "NOSCRIPT":
             late = time.monotonic() + self._settings.socket_timeout
             loads = [script(name).load for name in ("take", "done", "settle", "declare")]
-            pipe.send(loads, [Expected("load", None, late) for _ in loads])
-            return
+            try:
+                pipe.send(loads, [Expected("load", None, late) for _ in loads])
+            except StoreConnectionError as error:
+                return error
+            return None
         self._engine.chores.report(f"the store refuses to work for consumers: {text}")
         self._rest_until = time.monotonic() + REST
-        if word in DEMOTED:
-            raise StoreConnectionError(text)
+        return StoreConnectionError(text) if word in DEMOTED else None
 
     def _broken(self, pipe: Pipe, error: StoreConnectionError) -> None:
         """Forget what was under way: settlements are sent again, taken messages that did not arrive are found by the
@@ -246,8 +253,9 @@ class Pull:
     def sources(self) -> list[int]:
         return [pipe.fileno() for pipe in (self._io, self._waiter) if pipe.is_open]
 
-    def io_fileno(self) -> int:
-        return self._io.fileno()
+    def answer_sources(self) -> list[int]:
+        """Where answers to what was asked come, but for waits."""
+        return [self._io.fileno()]
 
     def due(self, now: float) -> float | None:
         if not self._io.is_open:

@@ -140,7 +140,7 @@ class Queues:
         """The command that gives a page of what a holder had back; `how` it ended."""
         engine, settings = self._engine, self._engine.settings
         return script("reclaim").call(
-            [engine.keys.root(queue)], GROUP, holder, engine.limit_of(queue), page, settings.dead_letter_max_count,
+            engine.keys.whole(queue), GROUP, holder, engine.limit_of(queue), page, settings.dead_letter_max_count,
             int(settings.dead_letter_max_age * 1000), how, *engine.steps)
 
     def expired(self, queue: str, commands: Commands) -> None:
@@ -156,7 +156,7 @@ class Queues:
     def dropped(self, queue: str, commands: Commands) -> None:
         """Remove what the tables say of a queue."""
         engine = self._engine
-        commands.script("table_drop", [engine.keys.owned(queue), engine.keys.timers], queue,
+        commands.script("table_drop", [engine.keys.owned(queue), engine.keys.timers, *engine.keys.guard], queue,
                         f"{engine.keys.common}:")
         RedisTable(commands, engine.keys, "queues").delete([queue])
         self._transient.pop(queue, None)

@@ -51,7 +51,7 @@ class Registry:
     def look_command(self) -> bytes:
         common = self._keys.common
         keys = [self._workers, self._life(self._holder.name), f"{common}:gone", f"{common}:dead", f"{common}:gate",
-                f"{common}:server", self._keys.timers]
+                f"{common}:server", self._keys.timers, *self._keys.guard]
         return script("look").call(keys, self._holder.name, self._lease_ms, self._proof, self._keys.alive(""),
                                    self._life(""), self._lease_ms, self._apart_ms, self._keys.watch)
 

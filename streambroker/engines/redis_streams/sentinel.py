@@ -19,7 +19,8 @@ PORT = 26379
 #: longest wait for each step of a link to a sentinel, unless `sentinel_kwargs` has another `socket_timeout`
 PATIENCE = 1.0
 #: what `sentinel_kwargs` may hold
-_LOGIN = CLIENT_OPTIONS - {"host", "port", "db", "path", "client"} | {"socket_timeout", "socket_connect_timeout"}
+_LOGIN = (CLIENT_OPTIONS - {"host", "port", "db", "path", "client", "startup_nodes"}
+          | {"socket_timeout", "socket_connect_timeout"})
 #: what it may hold without effect: asking is done by the engine
 _IDLE = frozenset({"db", "decode_responses", "encoding", "encoding_errors", "health_check_interval", "max_connections",
                    "protocol", "retry", "retry_on_error", "retry_on_timeout", "socket_keepalive"})
@@ -50,14 +51,6 @@ class SentinelAddress(Address):
     __repr__ = __str__
 
 
-def read_address(url: str, options: Mapping[str, Any]) -> tuple[Address, Settings]:
-    """What a URL and options say, of any kind. Raises ConfigurationError."""
-    if url.lower().startswith(f"{SCHEME}:"):
-        return read_sentinel(url, options)
-    client = {name: value for name, value in options.items() if name in CLIENT_OPTIONS}
-    return Address(url, client), read_settings({name: value for name, value in options.items() if name not in client})
-
-
 def read_sentinel(url: str, options: Mapping[str, Any]) -> tuple[SentinelAddress, SentinelSettings]:
     """From `sentinel-streams://[user:password@]host[:port],host:port.../database`, where a semicolon and the scheme
     again may stand in place of a comma, and options, which may be in its query too. Raises ConfigurationError."""
@@ -74,7 +67,7 @@ def read_sentinel(url: str, options: Mapping[str, Any]) -> tuple[SentinelAddress
     places += [_place(each) for each in _listed(known.pop("sentinels", ()))]
     kwargs = known.pop("sentinel_kwargs", None) or {}
     client = {name: value for name, value in known.items() if name in CLIENT_OPTIONS}
-    if wrong := {"client", "host", "port", "path"} & client.keys():
+    if wrong := {"client", "host", "port", "path", "startup_nodes"} & client.keys():
         raise ConfigurationError(f"option {wrong.pop()}: {SCHEME}:// finds the primary by itself; list the sentinels "
                                  "in the URL and give master_name")
     settings = read_settings({name: value for name, value in known.items() if name not in client}, SentinelSettings)

@@ -135,7 +135,7 @@ class Packer:
         first = rows[0]
         pairs = [word for row in rows for word in (row.step, row.entry)]
         return script("settle").call(
-            [self._keys.root(first.queue)], GROUP, first.holder, first.mode, self._limit_of(first.queue), first.extra,
+            self._keys.whole(first.queue), GROUP, first.holder, first.mode, self._limit_of(first.queue), first.extra,
             self._settings.dead_letter_max_count, int(self._settings.dead_letter_max_age * 1000), first.copy,
             *pairs)
 

@@ -32,7 +32,7 @@ class TakePlan:
         self.bells: list[str] = []
         # not everywhere the same queue first: suspects of two queues would meet each time
         self._turn = random.randrange(ROTATED)
-        self._prepared: dict[tuple[int, bool], tuple[bytes, list[str]]] = {}
+        self._prepared: dict[tuple[int | str, bool], tuple[bytes, list[str]]] = {}
         self._epoch = -1
         self._refresh: list[tuple[float, bytes]] = []
         #: monotonic time when transient queues must be kept in being again
@@ -63,26 +63,46 @@ class TakePlan:
 
     def take(self, count: int, look: bool) -> tuple[bytes, list[str]]:
         """The packed command, and the queues by their number in its answer."""
-        if self._epoch != self._engine.holder.epoch:
-            self._epoch = self._engine.holder.epoch
-            self._prepared.clear()
-        turn = 0
-        if self._engine.settings.queue_order_strategy == "round_robin" and 1 < len(self.queues) <= ROTATED:
-            turn = self._turn = (self._turn + 1) % len(self.queues)
-        head, queues = self._prepared.get((turn, look)) or self._prepare(turn, look)
+        self._follow()
+        turn = self._next_turn()
+        head, queues = self._prepared.get((turn, look)) or self._prepare(
+            turn, look, self.queues[turn:] + self.queues[:turn])
         number = b"%d" % count
         return b"%b$%d\r\n%b\r\n" % (head, len(number), number), queues
 
-    def _prepare(self, turn: int, look: bool) -> tuple[bytes, list[str]]:
+    def take_from(self, queue: str, count: int, look: bool) -> bytes:
+        """The packed command for one queue alone."""
+        self._follow()
+        head, _ = self._prepared.get((queue, look)) or self._prepare(queue, look, [queue])
+        number = b"%d" % count
+        return b"%b$%d\r\n%b\r\n" % (head, len(number), number)
+
+    def order(self) -> list[str]:
+        """The queues in the order to serve them this time, where they are asked one by one."""
+        turn = self._next_turn()
+        return self.queues[turn:] + self.queues[:turn]
+
+    def _follow(self) -> None:
+        if self._epoch != self._engine.holder.epoch:
+            self._epoch = self._engine.holder.epoch
+            self._prepared.clear()
+
+    def _next_turn(self) -> int:
+        if self._engine.settings.queue_order_strategy == "round_robin" and 1 < len(self.queues) <= ROTATED:
+            self._turn = (self._turn + 1) % len(self.queues)
+            return self._turn
+        return 0
+
+    def _prepare(self, name: int | str, look: bool, queues: list[str]) -> tuple[bytes, list[str]]:
         engine = self._engine
-        queues = self.queues[turn:] + self.queues[:turn]
         steps = engine.steps
         words: list[Any] = [GROUP, ONCE if self._no_ack else engine.holder.name, int(self._no_ack), int(look),
                             int(min(engine.settings.visibility_timeout, TRIAL) * 1000), len(steps), *steps]
         for queue in queues:
             words += [0 if self._no_ack else engine.limit_of(queue), engine.ttl_of(queue)]
-        count, packed = script("take").prepared([engine.keys.root(queue) for queue in queues], *words)
-        self._prepared[turn, look] = result = (b"*%d\r\n" % (count + 1) + packed, queues)
+        [(_, keys)] = engine.keys.scopes(queues)
+        count, packed = script("take").prepared(keys, *words)
+        self._prepared[name, look] = result = (b"*%d\r\n" % (count + 1) + packed, queues)
         return result
 
 

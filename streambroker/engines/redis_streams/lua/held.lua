@@ -1,5 +1,5 @@
 -- held: what a holder has of some queues, as far as the page reaches.
--- KEYS: roots of the queues   ARGV: 1 group, 2 holder, 3 page, 4... steps
+-- KEYS: roots of the queues (in a cluster one, and a guard)   ARGV: 1 group, 2 holder, 3 page, 4... steps
 -- Returns: {queue number, step, id, count, ...}
 local out = {}
 for q = 1, #KEYS do

@@ -1,6 +1,7 @@
 -- take: hand out up to n messages of some queues to one holder, in strict order of priority steps within a queue:
 -- last-chance and handed-back ones first, then new ones. Promotes what is due.
--- KEYS: roots of the queues in the order to serve them; all keys of a queue start with its root and share its slot
+-- KEYS: roots of the queues in the order to serve them; all keys of a queue start with its root and share its slot. In
+--       a cluster one queue, and a guard that is never there
 -- ARGV: 1 group, 2 holder, 3 no-ack 0/1, 4 look for handed-back ones even without their mark 0/1,
 --       5 how long (ms) a trial keeps other last-chance messages (a strict one: all others) from the holder, 6 count of steps, then the steps,
 --       then for each queue: delivery limit or 0, message TTL in ms or 0; last: n
@@ -11,6 +12,7 @@
 -- include suspect
 local group, me, noack = ARGV[1], ARGV[2], ARGV[3] == '1'
 local steps, n = tonumber(ARGV[6]), tonumber(ARGV[#ARGV])
+local queues = (#ARGV - 7 - steps) / 2
 local out, due, now = {-1}, -1, clock()
 
 -- the group is made where it is missing, always from the first entry on: after FLUSHALL, a failover to an empty
@@ -135,12 +137,12 @@ local function serve(q)
     end
   end
 
-  -- One last-chance message at a time, of all queues that this holder takes from. One that was already lost in company
+  -- One last-chance message at a time, of all queues that this holder takes from (in a cluster: of this one). One that was already lost in company
   -- must be alone; while this holder has something, others behind it may go, or else this holder waits until it is empty.
   local function give_last_chance(stream, step)
     if trial then return end
     local busy = #out > 1
-    for i = 1, #KEYS do
+    for i = 1, queues do
       local elsewhere = i ~= q and redis.call('HGET', KEYS[i] .. ':trial', me)
       local till = elsewhere and tonumber(string.match(elsewhere, '^%d+|[^|]+|%d+|(%d+)$'))
       if till and till > now then
@@ -236,7 +238,7 @@ local function serve(q)
   end
 end
 
-for q = 1, #KEYS do
+for q = 1, queues do
   -- a key of another type, say: it costs its own queue alone, and nothing that was handed out is forgotten
   local ok, err = pcall(serve, q)
   if not ok then out[#out + 1] = {q, type(err) == 'table' and err.err or tostring(err)} end

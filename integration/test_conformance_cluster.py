@@ -1,0 +1,25 @@
+"""The rules of the seam, kept by the Redis Streams engine on a cluster of three masters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from streambroker.testing.conformance.kit import Engines
+from streambroker.testing.conformance.real import RealEngines
+from streambroker.testing.conformance.suite import *  # noqa: F403
+from streambroker.testing.rediscluster import RedisCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, every_kind: str) -> Iterator[RedisCluster]:
+    with RedisCluster(every_kind, aof=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def engines(cluster: RedisCluster) -> Iterator[Engines]:
+    made = RealEngines(cluster.url())
+    yield made
+    made.close()
