@@ -43,6 +43,7 @@ TRANSPORTS = {
     "redis-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "rediss-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "valkey-streams": "streambroker.kombu.transport:RedisStreamsTransport",
+    "cluster-streams": "streambroker.kombu.cluster:ClusterStreamsTransport",
     "sentinel-streams": "streambroker.kombu.transport:SentinelStreamsTransport",
     "jetstream": "streambroker.kombu.transport:JetStreamTransport",
     "jetstream-tls": "streambroker.kombu.transport:JetStreamTransport",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 REDIS_SCHEMES = frozenset({
     "redis", "rediss", "unix", "valkey", "valkeys", "redis-streams", "rediss-streams", "valkey-streams",
-    "redis-streams+unix", "redis-streams+socket", "sentinel-streams"})
+    "redis-streams+unix", "redis-streams+socket", "sentinel-streams", "cluster-streams", "cluster-streams+redis",
+    "cluster-streams+rediss"})
 
 JETSTREAM_SCHEMES = frozenset({"jetstream", "jetstream-tls", "nats", "tls"})
 
@@ -23,7 +24,7 @@ def connect(url: str, **options: Any) -> Engine:
     Connects at first use. Raises ConfigurationError for an unknown scheme, option or value, or when the client package
     of that store is not installed.
     """
-    scheme = urlsplit(url).scheme.lower()
+    scheme = urlsplit(url.partition(";")[0]).scheme.lower()
     if scheme in REDIS_SCHEMES:
         try:
             from .engines.redis_streams.engine import RedisStreamsEngine
@@ -43,4 +44,4 @@ def connect(url: str, **options: Any) -> Engine:
 
         return MemoryEngine.from_url(url, **options)
     raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, "
-                             "sentinel-streams, jetstream, jetstream-tls, memory")
+                             "sentinel-streams, cluster-streams, jetstream, jetstream-tls, memory")

@@ -40,7 +40,7 @@ _KOMBU_OWN = frozenset({
 REDIS_CLIENT = frozenset({
     "username", "password", "credential_provider", "socket_keepalive_options", "db", "ssl", "ssl_ca_certs",
     "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname",
-    "ssl_ciphers", "ssl_min_version", "client"})
+    "ssl_ciphers", "ssl_min_version", "client", "startup_nodes"})
 
 #: the same of NATS
 NATS_CLIENT = frozenset({
