@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +373,23 @@ def test_masters_say_nothing(cluster: RedisCluster, prefix: str) -> None:
     assert not load.missing()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent", "eventlet"])
+def test_every_pool_survives_a_failover(cluster: RedisCluster, celery: CeleryRig, pool: str) -> None:
+    queues = queues_on(cluster)
+    celery.use(cluster.url(), queues=queues)
+    worker = celery.worker(pool=pool, concurrency=4)
+    for part in ("before", "after"):
+        if part == "after":
+            kill_master(cluster, f"{{{queues[0]}}}")
+        for queue in queues:
+            celery.send_all("work", [f"{part} {queue} {number}" for number in range(20)], queue=queue)
+        celery.ledger.wait("end", 60 if part == "before" else 120, 20)
+    assert celery.app.control.ping(timeout=5, limit=1)
+    worker.stop()
+    assert celery.ledger.verdict().clean
+
+
 def migrations(cluster: RedisCluster, queues: list[str], prefix: str, rounds: int) -> int:
     """Move the slots of all queues and of what belongs to none to the next master, and so on; how many keys moved."""
     moved = 0
@@ -427,18 +444,26 @@ def test_half_a_slot(cluster: RedisCluster, prefix: str) -> None:
     def publish() -> None:
         engine.publish("q", [Message(b"more")])
 
-    threads = [threading.Thread(target=cluster.migrate, args=(slot, target, pause)),
-               threading.Thread(target=publish)]
-    threads[0].start()
+    def count() -> None:
+        with closing(connect(cluster.url(), prefix=prefix, publish_timeout=10.0)) as other:
+            counted.append(other.ready("q"))
+
+    counted: list[int] = []
+    mover, *waiting = [threading.Thread(target=cluster.migrate, args=(slot, target, pause)),
+                       threading.Thread(target=publish), threading.Thread(target=count)]
+    mover.start()
     assert halfway.wait(10)
     assert [letter.message.body for letter in engine.inspector().dead("q")] == [b"dead"]
-    threads[1].start()
-    threads[1].join(0.5)
-    assert threads[1].is_alive()
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(0.5)
+        assert thread.is_alive()
     on.set()
-    for thread in threads:
+    for thread in (mover, *waiting):
         thread.join(10)
     assert cluster.master_of(slot) is target
+    assert counted[0] in (1, 2)
     assert [each.message.body for each in engine.consume(["q"], no_ack=True).receive(5, 5)] == [b"waits", b"more"]
     engine.close()
 

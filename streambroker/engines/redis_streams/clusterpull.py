@@ -117,6 +117,8 @@ class ClusterPull:
                 self._ring_on.discard(queue)
                 if queue in self._places:
                     self._places[queue].rung = False
+            else:
+                self._rest_until = now + REST / 2
         for data in self._plan.refresh(now):
             batch.add(slot_of(key_of(data)), data, "refresh", data)
         if ask:
@@ -306,7 +308,7 @@ class ClusterPull:
             times.append(0.0)
         times += [place.waiter.due(now) for place in self._places.values() if place.waiter is not None]
         times += [place.rest_until - now for place in self._places.values() if place.rest_until > now]
-        settle_due = self._outbox.due(now)
+        settle_due = 0.0 if self._ring_on else self._outbox.due(now)
         if settle_due is not None:
             times.append(max(settle_due, self._rest_until - now))
         return min((when for when in times if when is not None), default=None)
