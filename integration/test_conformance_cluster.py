@@ -11,10 +11,12 @@ from streambroker.testing.conformance.real import RealEngines
 from streambroker.testing.conformance.suite import *  # noqa: F403
 from streambroker.testing.rediscluster import RedisCluster
 
+pytestmark = pytest.mark.only_on("redis", "a cluster is Redis'")
+
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, every_kind: str) -> Iterator[RedisCluster]:
-    with RedisCluster(every_kind, aof=False) as cluster:
+def cluster(kind: str) -> Iterator[RedisCluster]:
+    with RedisCluster(kind, aof=False) as cluster:
         yield cluster
 
 
