@@ -20,12 +20,16 @@ from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from integration.apps import credentials
 from integration.apps.credentials import VARIABLE, FileCredentials
 from integration.command import run_celery
+from integration.load import steady
 from integration.rig import CeleryRig
 from streambroker import connect
-from streambroker.errors import AuthenticationError, ConfigurationError
-from streambroker.testing.servers import RedisServer
+from streambroker.errors import AuthenticationError, ConfigurationError, StoreConnectionError
+from streambroker.message import Message
+from streambroker.testing.natsserver import NatsServer
+from streambroker.testing.servers import RedisServer, wait_until
 
 #: needs to be quoted in a URL, so that both its forms are looked for
 SECRET = "s3cr3t:p@ss/w%rd"
@@ -120,6 +124,85 @@ def test_a_password_that_changes_reaches_every_connection(fresh: Callable[..., R
     celery.send("work", "in the end")
     celery.ledger.wait_ids("end", ["in the end"], 15)
     celery.finish()
+
+
+@pytest.mark.only_on("nats", "the same for a Redis is above")
+@pytest.mark.parametrize(("every", "times"), [
+    (2, 4), pytest.param(20, 6, marks=[pytest.mark.long, pytest.mark.timeout(300)])])
+def test_a_login_that_changes_all_the_time_on_a_nats_server(
+        fresh: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, celery: CeleryRig,
+        every: float, times: int) -> None:
+    """Busy, with the old one taken away as soon as the new one holds; and idle, when all have changed that a process
+    knew. Nothing is lost or runs twice."""
+    file = tmp_path / "credentials"
+    monkeypatch.setenv(VARIABLE, str(file))
+    server = fresh(users={"first": "token-first"})
+    file.write_text("first token-first")
+    celery.use(f"jetstream://127.0.0.1:{server.port}", credential_provider=PROVIDER)
+    worker = celery.worker(pool="threads", concurrency=4)
+
+    def rotate(name: str) -> None:
+        before = dict(server.users)
+        server.set_users({**before, name: f"token-{name}"})
+        wait_until(lambda: logs_in(server, name), 5, "the new login holds")
+        file.write_text(f"{name} token-{name}")
+        server.set_users({name: f"token-{name}"})
+        wait_until(lambda: not logs_in(server, *before), 5, "the old login is gone")
+
+    with steady(20, lambda number: celery.send("work", f"busy-{number}")):
+        for number in range(times):
+            time.sleep(every)
+            rotate(f"busy-{number}")
+    for number in range(2):
+        rotate(f"idle-{number}")
+        time.sleep(every)
+    celery.send("work", "after a rest")
+    celery.ledger.wait_ids("end", celery.ledger.ids("published"), 15)
+    verdict = celery.ledger.verdict()
+    assert verdict.published > 20 * every * times / 2
+    assert verdict.clean
+    assert verdict.doubled == []
+    assert len(celery.app.control.ping(timeout=5, limit=1)) == 1
+    assert worker.alive
+    assert worker.count("refused the login|AuthenticationError") == 0
+
+
+def logs_in(server: NatsServer, *users: str) -> bool:
+    """Whether any of these users, with its own password, still or already can."""
+    for user in users:
+        engine = connect(f"jetstream://{user}:token-{user}@127.0.0.1:{server.port}")
+        try:
+            engine.ping(1)
+        except StoreConnectionError:
+            continue
+        else:
+            return True
+        finally:
+            engine.close()
+    return False
+
+
+@pytest.mark.only_on("nats", "is about what nats-py takes")
+@pytest.mark.parametrize("way", ["provider", "path of a provider", "functions", "Kombu's own"])
+def test_ways_to_log_in_that_are_asked_each_time(way: str, fresh: Callable[..., NatsServer], tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("jobs of-jobs")
+    monkeypatch.setenv(VARIABLE, str(file))
+    server = fresh(users={"jobs": "of-jobs"})
+    url = f"jetstream://127.0.0.1:{server.port}"
+    options: dict[str, Any] = {
+        "provider": {"credential_provider": FileCredentials()}, "path of a provider": {"credential_provider": PROVIDER},
+        "functions": {"user": credentials.user, "password": credentials.password}, "Kombu's own": {}}[way]
+    given = {"userid": "jobs", "password": credentials.password} if way == "Kombu's own" else {}
+    with Connection(url, transport_options={"prefix": prefix, **options}, **given) as connection:
+        connection.default_channel.queue_declare("q")
+        engine = connection.transport.shared.engine
+        for _ in range(3):
+            engine.publish("q", [Message(b"x")])
+    file.write_text("half")
+    with pytest.raises(AuthenticationError, match="no credentials: ValueError"):
+        connect(url, **{"credential_provider": PROVIDER, **options}).ping()
 
 
 # ---------------------------------------------------------------- what is written

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streambroker.engines.jetstream.address import Address, Server
-from streambroker.errors import ConfigurationError
+from streambroker.errors import AuthenticationError, ConfigurationError
 from streambroker.testing.tls import Authority
 
 CREDENTIALS = ("-----BEGIN NATS USER JWT-----\nthetoken\n------END NATS USER JWT------\n\n"
@@ -162,3 +162,34 @@ def test_tls_verifies_unless_told_otherwise(tmp_path: Path) -> None:
 def test_tls_options_that_cannot_be_used_are_told(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="the TLS options cannot be used"):
         Address("tls://a", options).context()
+
+
+class Tokens:
+    """A provider with another answer each time."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._count = 0
+
+    def get_credentials(self) -> tuple[str, ...]:
+        self._count += 1
+        return *self._names, f"secret-{self._count}"
+
+
+def test_providers_and_functions_are_asked_each_time() -> None:
+    tokens = Tokens()
+    for options in ({"credential_provider": Tokens("jobs")},
+                    {"user": lambda: "jobs", "password": lambda: tokens.get_credentials()[0]}):
+        address = Address("nats://a", options)
+        assert [address.login() for _ in range(2)] == [
+            {"user": "jobs", "password": "secret-1"}, {"user": "jobs", "password": "secret-2"}]
+        assert "secret" not in repr(address)
+    assert Address("nats://a", {"credential_provider": Tokens()}).login() == {"token": "secret-1"}
+    assert Address("nats://jobs@a", {"password": lambda: "pw"}).login() == {"user": "jobs", "password": "pw"}
+
+
+def test_a_provider_that_fails_is_a_refused_login() -> None:
+    with pytest.raises(AuthenticationError, match="no credentials: ZeroDivisionError"):
+        Address("nats://a", {"token": lambda: 1 / 0}).login()
+    with pytest.raises(ConfigurationError, match=r"package\.module\.Class"):
+        Address("nats://a", {"credential_provider": "nowhere.Absent"})

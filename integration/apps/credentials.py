@@ -15,3 +15,12 @@ class FileCredentials(CredentialProvider):
     def get_credentials(self) -> tuple[str, str]:
         user, password = Path(os.environ[VARIABLE]).read_text().split()
         return user, password
+
+
+def user() -> str:
+    """The same as functions."""
+    return FileCredentials().get_credentials()[0]
+
+
+def password() -> str:
+    return FileCredentials().get_credentials()[1]

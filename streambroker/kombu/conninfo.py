@@ -44,9 +44,9 @@ REDIS_CLIENT = frozenset({
 
 #: the same of NATS
 NATS_CLIENT = frozenset({
-    "servers", "token", "user", "password", "nkeys_seed", "nkeys_seed_str", "user_credentials", "inbox_prefix",
-    "tls_handshake_first", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile",
-    "ssl_keyfile", "ssl_password", "ssl_check_hostname"})
+    "servers", "token", "user", "password", "credential_provider", "nkeys_seed", "nkeys_seed_str", "user_credentials",
+    "inbox_prefix", "tls_handshake_first", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs",
+    "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_check_hostname"})
 
 _warned: set[str] = set()
 
@@ -148,7 +148,13 @@ def jetstream_endpoint(connection: Connection) -> Endpoint:
     host = connection.hostname or "localhost"
     secure = bool(tls) or connection.transport_cls == "jetstream-tls"
     place = f"[{host}]" if ":" in host else host
+    provider = getattr(connection, "credential_provider", None)
+    if provider:
+        options["credential_provider"] = provider
     user, password = connection.userid, connection.password
+    if callable(password):
+        options = {"user": user, "password": password, **options}
+        user = password = None
     # a lone one is a token
     login = _login(user, password) if user and password else f"{quote(user or password or '', safe='')}@".lstrip("@")
     url = f"{'jetstream-tls' if secure else 'jetstream'}://{login}{place}:{connection.port or 4222}"

@@ -127,25 +127,35 @@ class NatsServer:
                  f"{f', max_file_store: {max_store}' if max_store else ''} }}"]
         if max_payload:
             lines.append(f"max_payload: {max_payload}")
-        logins = [f"{{user: {json.dumps(user)}, password: {json.dumps(password)}}}"
-                  for user, password in self.users.items()]
-        logins += [f"{{nkey: {nkey}}}"] if nkey else []
-        if logins:
-            lines.append(f"authorization {{ users: [{', '.join(logins)}] }}")
-        elif token:
-            lines.append(f"authorization {{ token: {json.dumps(token)} }}")
+        self._nkey = nkey
         if tls:
             files = f"cert_file: {json.dumps(str(tls))}, key_file: {json.dumps(str(tls))}"
             client = f", ca_file: {json.dumps(str(ask_client))}, verify: true" if ask_client else ""
             lines.append(f"tls {{ {files}{client} }}")
         self._lines = lines
+        self._config = config
         self.configure(config)
         self.process = ServerProcess([nats_server_binary(kind), "--config", self.configuration],
                                      log=self.directory / "server.log", ready=self._healthy)
 
     def configure(self, config: str) -> None:
         """Other further text of the configuration: read by the next start or `reload`."""
-        self.configuration.write_text("\n".join([*self._lines, config, ""]))
+        self._config = config
+        self.configuration.write_text("\n".join([*self._lines, self._logins(), config, ""]))
+
+    def _logins(self) -> str:
+        logins = [f"{{user: {json.dumps(user)}, password: {json.dumps(password)}}}"
+                  for user, password in self.users.items()]
+        logins += [f"{{nkey: {self._nkey}}}"] if self._nkey else []
+        if logins:
+            return f"authorization {{ users: [{', '.join(logins)}] }}"
+        return f"authorization {{ token: {json.dumps(self.token)} }}" if self.token else ""
+
+    def set_users(self, users: Mapping[str, str]) -> None:
+        """Others may log in from now, soon; those who may no longer are thrown out."""
+        self.users = dict(users)
+        self.configure(self._config)
+        self.reload()
 
     def reload(self) -> None:
         """SIGHUP: reads its configuration again, soon."""

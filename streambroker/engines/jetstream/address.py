@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ...errors import ConfigurationError
+from ...credentials import load_provider
+from ...errors import AuthenticationError, ConfigurationError
 
 #: options of an address; all may stand in the URL's query too
 CLIENT_OPTIONS = frozenset({
-    "servers", "user", "password", "token", "nkeys_seed", "nkeys_seed_str", "user_credentials",
+    "servers", "user", "password", "token", "credential_provider", "nkeys_seed", "nkeys_seed_str", "user_credentials",
     "ssl", "ssl_ca_certs", "ssl_ca_data", "ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_cert_reqs",
     "ssl_check_hostname", "tls_handshake_first", "inbox_prefix"})
 SCHEMES = frozenset({"jetstream", "nats", "jetstream-tls", "tls"})
@@ -69,8 +70,9 @@ class Address:
 
     def login(self) -> dict[str, Any]:
         """What logs in, each a text: `user` and `password`, `token`, `nkeys_seed_str` or `user_credentials` (what such
-        a file holds). Files are read each time. Raises ConfigurationError when one cannot be used."""
-        login = dict(self._login)
+        a file holds). Files are read, and providers and functions called, each time. Raises ConfigurationError when a
+        file cannot be used, AuthenticationError when a provider fails."""
+        login = _asked(dict(self._login))
         if "nkeys_seed" in login:
             login["nkeys_seed_str"] = _read("nkeys_seed", login.pop("nkeys_seed"))
         if "user_credentials" in login:
@@ -155,6 +157,8 @@ def _only(logins: list[tuple[str | None, str | None]]) -> tuple[str | None, str 
 
 def _login(user: str | None, password: str | None, known: Mapping[str, Any]) -> dict[str, Any]:
     """Options win over the URL; a user without a password in the URL is a token."""
+    if known.get("credential_provider"):
+        return {"credential_provider": load_provider(known["credential_provider"])}
     if known.get("user_credentials"):
         return {"user_credentials": known["user_credentials"]}
     for name in ("nkeys_seed", "nkeys_seed_str"):
@@ -169,6 +173,17 @@ def _login(user: str | None, password: str | None, known: Mapping[str, Any]) -> 
     if user is None:
         return {}
     return {"token": user} if password is None else {"user": user, "password": password}
+
+
+def _asked(login: dict[str, Any]) -> dict[str, Any]:
+    """With the answers of a provider, and of functions in the place of texts."""
+    try:
+        if "credential_provider" in login:
+            *user, password = login["credential_provider"].get_credentials()
+            return {"user": str(user[0]), "password": str(password)} if user else {"token": str(password)}
+        return {name: value() if callable(value) else value for name, value in login.items()}
+    except Exception as error:
+        raise AuthenticationError(f"no credentials: {type(error).__name__}: {error}") from error
 
 
 def _read_credentials(given: Any) -> str:

@@ -56,8 +56,9 @@ class _Client(Client):
 class Session:
     """In the loop's thread only. Made by `open_session`; over when `ended` is."""
 
-    def __init__(self, client: _Client, server: Server, loop: Loop) -> None:
+    def __init__(self, client: _Client, address: Address, server: Server, loop: Loop) -> None:
         self._client = client
+        self._address = address
         self._loop = loop
         self._transport: Any = client._transport
         self.server = server
@@ -108,6 +109,9 @@ class Session:
         """The command that logs another connection in, one that was greeted with `info`."""
         other = copy.copy(self._client)
         other._server_info = info
+        # the login may have changed since
+        other.options = {**other.options, **{name: value for name, value in self._address.login().items()
+                                             if name in ("user", "password", "token")}}
         return bytes(other._connect_command())
 
     async def close(self, timeout: float) -> None:
@@ -174,7 +178,7 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
             # whatever the key's package raises; its text could show the key
             raise ConfigurationError(f"the key or the credentials are none: {type(error).__name__}") from None
         raise
-    return Session(client, server, loop)
+    return Session(client, address, server, loop)
 
 
 def translate(error: BaseException, server: Server | None = None) -> StoreConnectionError:

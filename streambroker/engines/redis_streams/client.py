@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import redis.backoff
 import redis.connection
 import redis.retry
 
+from ...credentials import load_provider
 from ...errors import ConfigurationError
 from ...settings import Settings
 
@@ -56,7 +56,7 @@ class Address:
         self.port = int(known.pop("port", None) or port or 6379)
         self.username = known.pop("username", None) or (unquote(parts.username) if parts.username else None)
         self.password = known.pop("password", None) or (unquote(parts.password) if parts.password else None)
-        self.credential_provider = _provider(known.pop("credential_provider", None))
+        self.credential_provider = load_provider(known.pop("credential_provider", None))
         tls = known.pop("ssl", None)
         self.tls = scheme in _TLS if tls is None else bool(tls)
         self.extra = {name: value for name, value in known.items() if self.tls or not name.startswith("ssl_")}
@@ -87,18 +87,6 @@ def _like(client: Any) -> dict[str, Any]:
     known = {name: value for name, value in pool.connection_kwargs.items()  # type: ignore[union-attr]
              if name in CLIENT_OPTIONS and value is not None}
     return {**known, "ssl": kind is redis.SSLConnection}
-
-
-def _provider(given: Any) -> Any:
-    """A provider of credentials, or the dotted path of its class (`package.module.Class`), as Kombu takes it too."""
-    if not isinstance(given, str):
-        return given
-    module, _, name = given.replace(":", ".").rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"credential_provider {given!r} is not the path of a class (package.module.Class): "
-                                 f"{error}") from error
 
 
 class _Told(redis.CredentialProvider):
