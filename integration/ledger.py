@@ -62,7 +62,7 @@ class Verdict:
 
 def append(path: str | Path, kind: str, id: str, **facts: Any) -> None:
     """Write one line; by any process."""
-    line = json.dumps({"kind": kind, "id": id, "pid": os.getpid(), "at": time.time(), **facts}) + "\n"
+    line = json.dumps({"kind": kind, "id": str(id), "pid": os.getpid(), "at": time.time(), **facts}) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(file, line.encode())

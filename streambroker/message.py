@@ -37,6 +37,12 @@ class Message(NamedTuple):
         return parsed if isinstance(parsed, dict) else {}
 
 
+def printable(text: str) -> str:
+    """`text` without halves of surrogate pairs, which no store can keep: what is wrong with a message is told with
+    parts of it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass(slots=True, eq=False)
 class Delivery:
     """One hand-over of a message to one consumer.

@@ -160,7 +160,12 @@ class TestReceiving:
         b"", b"\xff\xfe", b"[1, 2]", b'{"x": 1}',
         json.dumps({**message().asdict(), "options": None}).encode(),
         json.dumps({**message().asdict(), "kwargs": 5}).encode(),
-        json.dumps({**message().asdict(), "actor_name": ["a"]}).encode()])
+        json.dumps({**message().asdict(), "actor_name": ["a"]}).encode(),
+        json.dumps({**message().asdict(), "half a pair \ud800": 1}).encode(),
+        *(json.dumps({**message().asdict(), "options": {name: value}}).encode() for name, value in (
+            ("retries", "x"), ("retries", None), ("max_retries", 0.5), ("max_backoff", "soon"), ("time_limit", {}),
+            ("max_age", float("nan")), ("min_backoff", float("inf")),
+            ("throws", "ValueError"), ("min_backoff", 10 ** 400)))])
     def test_what_cannot_be_decoded_dies_as_it_is(self, broker: StreamBroker, body: bytes) -> None:
         broker.enqueue(message(1))
         broker.engine.publish("default", [Message(body)])
@@ -173,6 +178,14 @@ class TestReceiving:
         assert letter.reason.startswith("undecodable: ")
 
 
+    def test_usual_options_pass(self, broker: StreamBroker) -> None:
+        options = {"retries": 3, "max_retries": None, "min_backoff": 5, "max_backoff": None, "time_limit": float("inf"),
+                   "max_age": 1.5, "throws": None}
+        broker.enqueue(message(1).copy(options=options))
+        got, = take(broker.consume("default", timeout=100), 1)
+        assert got.options == {name: value for name, value in options.items() if name != "max_backoff"}
+
+
 class TestDelay:
     def test_delay_is_the_stores(self, broker: StreamBroker) -> None:
         sent = broker.enqueue(message(1), delay=1000)
@@ -181,6 +194,15 @@ class TestDelay:
         assert next(consumer) is None
         got, = take(consumer, 1)
         assert got == sent
+
+    def test_an_eta_beyond_all_times_is_a_dead_letter(self, broker: StreamBroker) -> None:
+        for eta in (10 ** 400, float("inf")):
+            broker.engine.publish("default", [Message(message(1).copy(options={"eta": eta}).encode())])
+        broker.engine.publish("default", [Message(message(2).copy(options={"eta": -10 ** 400}).encode())])
+        got, = take(broker.consume("default", prefetch=5, timeout=100), 1)
+        assert got.args == (2,)
+        until(lambda: counts(broker)[2] == 2)
+        assert all("ten years" in letter.reason for letter in letters(broker))
 
     def test_delay_of_nothing(self, broker: StreamBroker) -> None:
         broker.enqueue(message(1), delay=0)

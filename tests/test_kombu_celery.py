@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from kombu.asynchronous import set_event_loop
 
 import streambroker.kombu
 from streambroker.engine import Engine
+from streambroker.testing.servers import wait_until
 
 
 @pytest.fixture
@@ -104,6 +106,29 @@ def test_what_is_rejected_or_unknown_is_a_dead_letter_with_its_reason(app: Celer
     reasons = {letter.message.headers["type"]: letter.reason for letter in dead}
     assert "refuse" in reasons["refuse"]
     assert reasons["nobody.knows"] == "unknown task 'nobody.knows'"
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_a_worker_would_end_at_is_a_dead_letter(app: Celery) -> None:
+    bad: list[tuple[dict[str, Any], Any, str]] = [
+        ({"task": []}, [[], {}, {}], "invalid task message: TypeError"),
+        ({"task": "add"}, [[], {}, {}], "invalid task message: KeyError"),
+        ({"task": "add", "id": "1", "eta": ""}, [[], {}, {}], "invalid task message: AttributeError"),
+        ({"task": "add", "id": "1"}, [[1, 2], {}, 7], "undecodable: a task's body is [args, kwargs, embed]"),
+        ({"task": "add", "id": "1"}, [[1, 2], []], "undecodable: a task's body is [args, kwargs, embed]"),
+        ({"task": "add", "id": "1"}, [[1, 2], {}, {"callbacks": "xyz"}], "undecodable: callbacks of a task are a list"),
+        ({"task": "add", "id": "1"}, [[1, 2], {}, {"chord": []}], "undecodable: the chord of a task is"),
+        ({"task": "add", "id": "1"}, 5, "undecodable: a task's body is [args, kwargs, embed]"),
+        ({"task": "add", "id": "1", "stamped_headers": 5}, [[], {}, {}], "undecodable head: header stamped_headers"),
+    ]
+    with app.producer_pool.acquire(block=True) as producer:
+        for headers, body, _ in bad:
+            producer.publish(body, routing_key="celery", headers=headers, serializer="json")
+    assert app.tasks["add"].delay(1, 2).get(timeout=10) == 3
+    dead = wait_until(lambda: len(found := list(engine(app).inspector().dead("celery"))) == len(bad) and found, 5,
+                      "all are dead letters")
+    reasons = Counter(reason for _, _, reason in bad)
+    assert {reason: sum(letter.reason.startswith(reason) for letter in dead) for reason in reasons} == reasons
 
 
 @pytest.mark.usefixtures("worker")

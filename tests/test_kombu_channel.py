@@ -96,6 +96,26 @@ def test_a_head_that_is_none_becomes_a_dead_letter(broker: Broker) -> None:
     assert all("undecodable" in letter.reason for letter in dead)
 
 
+@pytest.mark.parametrize("header", [
+    {"task": []}, {"id": {}}, {"retries": "x"}, {"timelimit": [1]}, {"timelimit": [None, "x"]}, {"timelimit": [-1, 2]},
+    {"timelimit": [float("nan"), None]}, {"stamped_headers": 5}, {"stamped_headers": [[]]}, {"stamps": []},
+    {"group": 1.5}, {"shadow": {}}])
+def test_a_task_whose_headers_a_worker_cannot_read_is_a_dead_letter(broker: Broker, header: dict[str, Any]) -> None:
+    connection = broker.open()
+    channel = connection.channel()
+    whole = {"task": "t", "id": "1", "timelimit": [None, 5], "stamped_headers": None, "retries": 0, "group": None}
+    publish(channel, "bad", headers={**whole, **header})
+    publish(channel, "good", headers=whole)
+    publish(channel, "no task", headers=header)
+    got: list[Any] = []
+    with Consumer(channel, [Queue("jobs")], on_message=lambda message: (got.append(message.body), message.ack())):
+        drain(connection, lambda: len(got) == 2)
+    assert got == [b'"good"', b'"no task"']
+    letter, = engine_of(connection).inspector().dead("jobs")
+    assert letter.message.body == b'"bad"'
+    assert f"header {next(iter(header))} cannot be" in letter.reason
+
+
 def test_a_body_that_cannot_be_decoded_becomes_a_dead_letter_when_it_is_acknowledged(broker: Broker) -> None:
     """Celery acknowledges such a message, which would destroy it."""
     connection = broker.open()

@@ -6,7 +6,7 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,8 @@ from ..message import Message
 
 #: longest delay (ms)
 LONGEST_DELAY = 10 * 365 * 86_400_000
+#: beyond any number of retries and ms
+_MANY = 2 ** 53
 #: longest text of an exception in a reason
 _REASON = 300
 
@@ -39,7 +41,38 @@ def decode(body: bytes, queue: str) -> dramatiq.Message[Any]:
     for name, kind in shape:
         if not isinstance(getattr(message, name), kind):
             raise DecodeError(f"{name} cannot be {getattr(message, name)!r:.80}", body, None)
+    for name in ("min_backoff", "max_backoff"):
+        if message.options.get(name, 0) is None:
+            # not given
+            del message.options[name]
+    for name, fits in _OPTIONS.items():
+        if name in message.options and not fits(message.options[name]):
+            raise DecodeError(f"option {name} cannot be {message.options[name]!r:.80}", body, None)
     return message if message.queue_name == queue else message.copy(queue_name=queue)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) < _MANY
+
+
+def _is_time(value: Any) -> bool:
+    return value is None or isinstance(value, (int, float)) and (abs(value) < _MANY or value == math.inf)
+
+
+def _is_pause(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < _MANY
+
+
+def _is_error(value: Any) -> bool:
+    kinds = value if isinstance(value, tuple) else (value,)
+    return value is None or all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds)
+
+
+#: options that Dramatiq's middleware stumbles over when a job has failed: it would be acknowledged, neither tried again
+#: nor kept
+_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
+    "retries": _is_count, "max_retries": lambda value: value is None or _is_count(value), "min_backoff": _is_pause,
+    "max_backoff": _is_pause, "time_limit": _is_time, "max_age": _is_time, "throws": _is_error}
 
 
 def take_eta(message: dramatiq.Message[Any]) -> tuple[dramatiq.Message[Any], float]:
@@ -49,7 +82,10 @@ def take_eta(message: dramatiq.Message[Any]) -> tuple[dramatiq.Message[Any], flo
     if not isinstance(eta, (int, float)):
         return message, 0.0
     options = {name: value for name, value in message.options.items() if name != "eta"}
-    left = eta - time.time() * 1000
+    try:
+        left = eta - time.time() * 1000
+    except OverflowError:
+        left = math.inf if eta > 0 else -math.inf
     return without_options(message, options), left if left > 0 else 0.0
 
 

@@ -115,18 +115,18 @@ class StreamConsumer(dramatiq.Consumer):
         """For the worker; None when it is not for it, or not yet."""
         try:
             message = bodies.decode(delivery.message.body, self.queue_name)
-        except DecodeError as error:
-            reason = f"undecodable: {bodies.reason_of(error.error or error)}"
+            if delivery.replayed:
+                message = bodies.revived(message)
+            message, left = bodies.take_eta(message)
+        except Exception as error:  # noqa: BLE001  whatever it is: the thread would come back to it again and again
+            cause = error.error or error if isinstance(error, DecodeError) else error
+            reason = f"undecodable: {bodies.reason_of(cause)}"
             logger.error("queue %r: a message becomes a dead letter, it is %s", self.queue_name, reason)
             self._source.dead_letter(delivery, reason)
             return None
-        if delivery.replayed:
-            message = bodies.revived(message)
-        if "eta" in message.options:
-            message, left = bodies.take_eta(message)
-            if left > 0:
-                self._postpone(delivery, message, left)
-                return None
+        if left > 0:
+            self._postpone(delivery, message, left)
+            return None
         proxy = StreamMessage(message, delivery, self._source)
         self._unsettled.add(proxy)
         return proxy

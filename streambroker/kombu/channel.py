@@ -14,7 +14,7 @@ from kombu.utils.uuid import uuid
 from ..errors import StreambrokerError
 from ..message import Delivery
 from .batch import PublishBatch
-from .deadletters import reason_for, undecodable_head
+from .deadletters import is_refusal, reason_for, undecodable_head
 from .feeds import Intake, Listener
 from .message import Message
 from .qos import QoS, Settler
@@ -131,8 +131,17 @@ class Channel(Topology):
 
     def deliver(self, delivery: Delivery, settler: Settler, listener: Listener) -> None:
         message = self._receive(delivery, settler, listener.tag, listener.no_ack)
-        if message is not None:
+        if message is None:
+            return
+        try:
             listener.callback(message)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            # Celery's event loop ends the worker for it, and the next one, and so on
+            logger.error("queue %r: Celery cannot take message %s, it is a dead letter", delivery.queue, delivery.id,
+                         exc_info=error)
+            self.bury(message.delivery_tag, f"invalid task message: {type(error).__name__}: {error}")
 
     def _receive(self, delivery: Delivery, settler: Settler, consumer_tag: str, no_ack: bool) -> Message | None:
         tag = f"{delivery.queue}:{delivery.id}:{delivery.count}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,16 @@ def reason_for(message: KombuMessage | None) -> str:
             break
         frame = frame.f_back
     return f"rejected without requeue: task {task!r} failed or rejected it" if task else "rejected without requeue"
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether Celery's worker failed at a message that it was given: a header of a type that it does not look for, say.
+    What a store or a link failed at is not the message's."""
+    if isinstance(error, (StreambrokerError, OSError, MemoryError)):
+        return False
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code.co_name == "on_task_received" and
+               str(frame.f_globals.get("__name__")).startswith("celery.worker.") for frame in frames)
 
 
 def undecodable_head(delivery: Delivery, error: ValueError) -> str:

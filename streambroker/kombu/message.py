@@ -16,6 +16,8 @@ from kombu.compression import decompress
 from kombu.message import Message as KombuMessage
 from kombu.utils.json import JSONEncoder, object_hook
 
+from .tasks import check_payload, check_task, is_task
+
 if TYPE_CHECKING:
     from ..message import Delivery
     from .channel import Channel
@@ -111,6 +113,8 @@ class Message(KombuMessage):
         head = read_head(stored.head)
         headers: dict[str, Any] = head.get("headers") or {}
         properties: dict[str, Any] = head.get("properties") or {}
+        if is_task(headers):
+            check_task(headers)
         redelivered = delivery.redelivered or delivery.count > 1
         if redelivered:
             headers[COUNT_HEADER], headers[REDELIVERED_HEADER] = delivery.count, True
@@ -149,7 +153,10 @@ class Message(KombuMessage):
 
     def _decode(self) -> Any:
         try:
-            return super()._decode()
+            payload = super()._decode()
+            if is_task(self.headers):
+                check_payload(payload)
+            return payload
         except Exception as error:
             self.undecodable = f"undecodable: {error}"
             raise

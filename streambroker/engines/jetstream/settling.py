@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ...message import Delivery, Message
+from ...message import Delivery, Message, printable
 from .settles import Settle
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Settling:
         room = self._engine.link.max_payload - GRAVE_HEADERS
         if message is not None and not delivery.settled and len(message.head) + len(message.body) <= room:
             delivery.message = message
-        self._settle(delivery, "dead", reason=reason)
+        self._settle(delivery, "dead", reason=printable(reason))
 
     def _settle(self, delivery: Delivery, mode: str, *, delay: float = 0.0, reason: str = "") -> None:
         if not self._settling(delivery):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import Closed
-from ...message import Delivery, Message
+from ...message import Delivery, Message, printable
 from .queue import Entry, Queue
 from .store import Grave
 
@@ -153,7 +153,7 @@ class MemoryConsumer(Receiver):
 
     def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
         def bury(queue: Queue, entry: Entry) -> None:
-            self.store.bury(queue, entry, self.engine.holder, reason, message)
+            self.store.bury(queue, entry, self.engine.holder, printable(reason), message)
 
         self._settle(delivery, bury)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...errors import Closed
-from ...message import Delivery, Message
+from ...message import Delivery, Message, printable
 from ...readable import wait_readable
 from ...real import Wakeup
 from .publisher import encode
@@ -166,7 +166,7 @@ class RedisConsumer:
             self._settle("back", delivery)
 
     def dead_letter(self, delivery: Delivery, reason: str, message: Message | None = None) -> None:
-        self._settle("dead", delivery, reason, encode(message) if message is not None else b"")
+        self._settle("dead", delivery, printable(reason), encode(message) if message is not None else b"")
 
     def _settle(self, mode: str, delivery: Delivery, extra: str = "", copy: bytes = b"") -> None:
         if delivery.settled or self.no_ack or self._engine.forked():

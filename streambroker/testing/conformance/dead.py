@@ -36,6 +36,14 @@ class TestDeadLetters:
         assert (letter.queue, letter.reason, letter.count, letter.holder) == (queue, "because: é\n*", 2, holder)
         assert before - 2 < letter.first <= letter.last < time.time() + 2
 
+    def test_a_reason_may_be_any_text(self, engines: Engines) -> None:
+        """Parts of a message that is wrong are in it."""
+        queue, engine = name(), engines()
+        bury(engine, queue, "a", reason="half a pair \ud800, \0, \udcff")
+        until(lambda: engine.inspector().stats(queue).dead == 1)
+        letter, = engine.inspector().dead(queue)
+        assert letter.reason == "half a pair \\ud800, \0, \\udcff"
+
     def test_the_first_publish_is_remembered(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         engine.publish(queue, messages("a"))
