@@ -13,7 +13,7 @@ from typing import Any
 import dramatiq
 from dramatiq.errors import DecodeError
 
-from ..message import Message
+from ..message import Message, printable
 
 #: longest delay (ms)
 LONGEST_DELAY = 10 * 365 * 86_400_000
@@ -104,7 +104,7 @@ def checked_delay(delay: float) -> float:
 def reason_of(error: BaseException | None) -> str:
     if error is None:
         return "failed"
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    text = printable(f"{type(error).__name__}: {error}").rstrip(": ")
     return text if len(text) <= _REASON else text[:_REASON] + "..."
 
 

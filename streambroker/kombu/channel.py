@@ -12,7 +12,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from kombu.utils.uuid import uuid
 
 from ..errors import StreambrokerError
-from ..message import Delivery
+from ..message import Delivery, printable
 from .batch import PublishBatch
 from .deadletters import is_refusal, reason_for, undecodable_head
 from .feeds import Intake, Listener
@@ -149,7 +149,7 @@ class Channel(Topology):
             message = Message(self, delivery, tag, consumer_tag)
         except ValueError as error:
             logger.warning("queue %r: message %s cannot be read and is a dead letter: %s", delivery.queue, delivery.id,
-                           error)
+                           printable(str(error)))
             settler.dead_letter(delivery, undecodable_head(delivery, error))
             return None
         if not no_ack:
