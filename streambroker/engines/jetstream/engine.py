@@ -37,6 +37,7 @@ from .plain import Plain
 from .publisher import Publisher
 from .queues import Queues
 from .settles import Settles
+from .stranded import Stranded
 from .streams import Streams
 from .subscription import JetStreamSubscription, broadcast
 from .table import JetStreamTable
@@ -95,6 +96,7 @@ class JetStreamEngine:
         self.claims = Claims(self)
         self.chores = Chores(str(self.address))
         self.janitor = RowJanitor(self)
+        self.stranded = Stranded(self)
         self.relay = LateRelay(self)
         self._subscriptions: weakref.WeakSet[JetStreamSubscription] = weakref.WeakSet()
         self.consumption = Consumption(self)
@@ -318,6 +320,7 @@ class JetStreamEngine:
     async def _leave(self) -> None:
         self.relay.stop()
         self.janitor.stop()
+        self.stranded.stop()
         await self.books.finish()
         await self.watch.stop()
 
