@@ -129,6 +129,38 @@ class TestReceiving:
             until(lambda: len(ran) == 100)
         assert ran == list(range(100))
 
+    def test_what_others_have_meanwhile_is_not_started(self, broker: StreamBroker) -> None:
+        """A process that was taken for dead still has in memory what it had not begun. It leaves that to its new
+        holder: it neither runs it nor acknowledges it nor tells of it."""
+        ran: list[int] = []
+        told: list[int] = []
+        begun, go = threading.Event(), threading.Event()
+
+        class Tells(dramatiq.Middleware):
+            def after_skip_message(self, broker: Any, message: Any) -> None:
+                told.append(message.args[0])
+
+        broker.add_middleware(Tells())
+
+        @dramatiq.actor(broker=broker)
+        def work(number: int) -> None:
+            begun.set()
+            go.wait(10)
+            ran.append(number)
+
+        with working(broker, threads=1):
+            work.send(0)
+            assert begun.wait(10)
+            work.send(1)
+            until(lambda: len(broker.unsettled("default")) == 2)
+            taken, = [each for each in broker.unsettled("default").messages() if each.args == (1,)]
+            taken.delivery.lost = True
+            work.send(2)
+            go.set()
+            until(lambda: ran == [0, 2] and not len(broker.unsettled("default")))
+            assert broker.engine.inspector().stats("default").in_flight == 1
+        assert told == []
+
     def test_the_prefetch_counts_what_earlier_consumers_brought(self, broker: StreamBroker) -> None:
         for number in range(6):
             broker.enqueue(message(number))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import dramatiq
 from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout
-from dramatiq.middleware import Middleware
+from dramatiq.middleware import Middleware, SkipMessage
 
 from .. import fork
 from ..connection import JETSTREAM_SCHEMES, REDIS_SCHEMES, connect
@@ -16,7 +16,7 @@ from ..errors import Closed, ConfigurationError, StoreConnectionError
 from ..message import DeadLetter, Message
 from ..settings import JetStreamSettings, Settings
 from . import bodies
-from .consumer import StreamConsumer
+from .consumer import StreamConsumer, StreamMessage
 from .failures import DeliveryLimitExceeded, unavailable
 from .options import engine_options
 from .unsettled import Unsettled
@@ -123,6 +123,20 @@ class StreamBroker(dramatiq.Broker):
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> StreamConsumer:
         return self.consumer_class(self, queue_name, prefetch, timeout)
+
+    # ------------------------------------------------------------------ running
+    def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        """What waits in a process that was out of reach is not started when others have it meanwhile."""
+        if signal == "process_message" and isinstance(args[0], StreamMessage) and args[0].delivery.lost:
+            args[0].gone = True
+            raise SkipMessage("this process was taken for dead, another one has the message")
+        super().emit_before(signal, *args, **kwargs)
+
+    def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
+        if signal == "skip_message" and isinstance(args[0], StreamMessage) and args[0].gone:
+            # its result is another one's to tell
+            return
+        super().emit_after(signal, *args, **kwargs)
 
     # ------------------------------------------------------------------ looking and steering
     def get_queue_message_counts(self, queue_name: str) -> tuple[int, int, int]:

@@ -40,6 +40,8 @@ class StreamMessage(dramatiq.MessageProxy):
         self.source = source
         #: its retry is not in the store: it must not be acknowledged
         self.kept = False
+        #: another worker has it: nothing is left to do here
+        self.gone = False
 
     @property
     def delivery_count(self) -> int:
@@ -150,9 +152,9 @@ class StreamConsumer(dramatiq.Consumer):
     def ack(self, message: dramatiq.MessageProxy) -> None:
         if not isinstance(message, StreamMessage):
             return
-        if self.broker.ack_confirm and not message.kept and message in self._unsettled:
+        if self.broker.ack_confirm and not message.kept and not message.gone and message in self._unsettled:
             self._ack_now(message)
-        if not self._unsettled.remove(message):
+        if not self._unsettled.remove(message) or message.gone:
             return
         if message.kept:
             logger.warning("queue %r: the retry of message %s could not be stored, so this delivery comes again",
