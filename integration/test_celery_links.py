@@ -216,7 +216,7 @@ def hang(crew: Crew, seconds: float, lines: int) -> None:
     crew.rig.ledger.wait_ids("end", names, SOON)
     crew.work_again()
     # a nats-server's link that says nothing for a good part of a lease is given up, and Celery told
-    crew.few_words(before, max(lines, 20 if isinstance(crew.server, NatsServer) else 0), more=120)
+    crew.few_words(before, max(lines, 3 * LINES if isinstance(crew.server, NatsServer) else 0), more=120)
 
 
 def test_the_link_hangs(crew: Crew) -> None:
