@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streambroker.engines.jetstream import stranded
+from streambroker.engines.jetstream import janitor, stranded
 from streambroker.engines.jetstream.engine import JetStreamEngine
 from streambroker.testing.conformance.kit import drain, messages, until
 from streambroker.testing.natsserver import NatsServer
@@ -21,8 +21,9 @@ QUEUE = "jobs"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stranded, "PAUSES", (0.2, 0.2))
-    monkeypatch.setattr(stranded, "APART", 0.3)
+    monkeypatch.setattr(janitor, "FIRST", 0.2)
+    monkeypatch.setattr(janitor, "SWEEP", 0.2)
+    monkeypatch.setattr(stranded, "APART", 0.1)
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_they_come_again_once(own: NatsServer, caplog: pytest.LogCaptureFixture)
 
 def test_what_is_on_its_way_is_left_alone(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks all the while, under load, with messages that are held, given back and delayed."""
-    monkeypatch.setattr(stranded, "PAUSES", (0.01,))
-    monkeypatch.setattr(stranded, "APART", 0.1)
+    monkeypatch.setattr(janitor, "SWEEP", 0.02)
+    monkeypatch.setattr(stranded, "LOOKS", 10_000)
     engine = JetStreamEngine.from_url(nats.url())
     try:
         consumer = engine.consume([QUEUE])

@@ -60,7 +60,6 @@ class Consumption:
                                 settings.visibility_timeout, settings.delivery_limit or "none")
         self._engine.watch.start()
         self._engine.janitor.start()
-        self._engine.stranded.start()
         self._engine.relay.start()
 
     def stop(self, queues: Sequence[str], consumer: JetStreamConsumer) -> None:

@@ -320,7 +320,6 @@ class JetStreamEngine:
     async def _leave(self) -> None:
         self.relay.stop()
         self.janitor.stop()
-        self.stranded.stop()
         await self.books.finish()
         await self.watch.stop()
 

@@ -1,5 +1,5 @@
 """Rows of shared tables that belong to a transient queue go when it goes; traces of removed rows go after a while, and
-books whose message is gone."""
+books whose message is gone. Messages that are stranded are looked for."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RowJanitor:
                 else:
                     await self._sweep()
             except (StoreConnectionError, StoreError) as error:
-                self._engine.chores.report(f"rows of transient queues are looked at later: {error}", calm=True)
+                self._engine.chores.report(f"what is left behind is looked for later: {error}", calm=True)
             if not self._told:
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -107,6 +107,7 @@ class RowJanitor:
         self._missing = missing
         await self._bury(view)
         await self._engine.books.sweep()
+        await self._engine.stranded.sweep()
 
     async def _bury(self, view: View) -> None:
         """Remove what is left of rows that were removed long ago, unless another process has."""

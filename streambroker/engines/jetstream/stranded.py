@@ -8,12 +8,10 @@ those count that lie there at two looks.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
+import time
 from typing import TYPE_CHECKING
 
-from ...errors import StoreConnectionError, StoreError
 from .envelope import decode
 from .frames import Frame
 from .stored import Stored, ask, get
@@ -21,15 +19,16 @@ from .stored import Stored, ask, get
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
 
-logger = logging.getLogger(__name__)
-
-#: pauses before the looks after a connect, the last one again and again: what is still out at first lies above the
-#: floor (seconds)
-PAUSES = (10.0, 60.0, 600.0)
-#: between two looks that prove it; copies of a cluster may be that late (seconds)
+#: how many sweeps after a connect look for them, and after that each how many-th and the one behind it: a job that runs
+#: for hours may keep the floor below some
+LOOKS, RARE = 4, 10
+#: least time between two looks that prove it: copies of a cluster may be late (seconds)
 APART = 30.0
 #: messages of one durable that are looked at
 MOST = 1000
+
+#: sequence and time, which name a message also where a stream was made anew
+Known = tuple[int, float]
 
 
 class Stranded:
@@ -38,40 +37,28 @@ class Stranded:
     def __init__(self, engine: JetStreamEngine) -> None:
         self._engine = engine
         self._epoch = 0
-        self._running = False
+        self._sweeps = 0
+        #: what was seen at the last look, and when (monotonic)
+        self._seen: dict[tuple[str, int], set[Known]] = {}
+        self._seen_at = 0.0
 
-    def start(self) -> None:
-        if not self._running:
-            self._running = True
-            self._engine.link.spawn(self._run())
-
-    def stop(self) -> None:
-        self._running = False
-
-    async def _run(self) -> None:
-        turn = 0
-        while self._running:
-            epoch = self._engine.link.epoch
-            turn = turn + 1 if epoch == self._epoch else 0
-            self._epoch = epoch
-            await asyncio.sleep(PAUSES[min(turn, len(PAUSES) - 1)] * random.uniform(0.9, 1.1))
-            if self._running and epoch == self._engine.link.epoch:
-                try:
-                    await self._look()
-                except (StoreConnectionError, StoreError) as error:
-                    logger.debug("messages that are stranded are looked for later: %s", error)
-
-    async def _look(self) -> None:
-        places = [(queue, step) for queue in self._engine.consumption.queues() for step in self._engine.steps]
-        first = {place: found for place in places if (found := await self._below(*place))}
-        if not first:
+    async def sweep(self) -> None:
+        """To be called about once a minute. Raises StoreError, StoreConnectionError."""
+        epoch = self._engine.link.epoch
+        if epoch != self._epoch:
+            self._epoch, self._sweeps, self._seen = epoch, 0, {}
+        self._sweeps += 1
+        if self._sweeps > LOOKS and self._sweeps % RARE > 1 or self._seen and time.monotonic() - self._seen_at < APART:
             return
-        await asyncio.sleep(APART)
-        for (queue, step), before in first.items():
-            known = {(each.sequence, each.time) for each in before}
-            stranded = [each for each in await self._below(queue, step) if (each.sequence, each.time) in known]
-            if stranded:
-                await self._put_back(queue, stranded)
+        seen: dict[tuple[str, int], set[Known]] = {}
+        for queue in self._engine.consumption.queues():
+            for step in self._engine.steps:
+                found = await self._below(queue, step)
+                if found:
+                    before = self._seen.get((queue, step), set())
+                    await self._put_back(queue, [each for each in found if _known(each) in before])
+                    seen[queue, step] = {_known(each) for each in found}
+        self._seen, self._seen_at = seen, time.monotonic()
 
     async def _below(self, queue: str, step: int) -> list[Stored]:
         """What the stream has of it below the floor of its durable."""
@@ -93,13 +80,18 @@ class Stranded:
         """A copy first; its id keeps what several processes do at once from storing it twice."""
         engine = self._engine
         stream = engine.names.stream(queue)
-        engine.chores.say(logging.WARNING, "queue %r: the server kept %d messages that it took for done, as it may "
-                          "after it was killed; they are delivered again", queue, len(stranded))
+        if stranded:
+            engine.chores.say(logging.WARNING, "queue %r: the server kept %d messages that it took for done, as it may "
+                              "after it was killed; they are delivered again", queue, len(stranded))
         for each in stranded:
             unique = f"stranded-{stream}-{each.sequence}-{int(each.time * 1000)}"
             copy = Frame(each.subject, _again(each), headers={"Nats-Msg-Id": unique})
             await engine.streams.store(copy, stream, queue)
             await ask(engine, f"STREAM.MSG.DELETE.{stream}", {"seq": each.sequence, "no_erase": True})
+
+
+def _known(stored: Stored) -> Known:
+    return stored.sequence, stored.time
 
 
 def _again(stored: Stored) -> bytes:
