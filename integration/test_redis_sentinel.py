@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,8 @@ def group(request: pytest.FixtureRequest) -> Iterator[Callable[..., SentinelGrou
     """`group(kind, **options)` starts one."""
     started: list[SentinelGroup] = []
 
-    def start(kind: str, **options: object) -> SentinelGroup:
-        started.append(SentinelGroup(kind, **options))  # type: ignore[arg-type]
+    def start(kind: str, **options: Any) -> SentinelGroup:
+        started.append(SentinelGroup(kind, **options))
         return started[-1].start()
 
     yield start
@@ -235,8 +236,8 @@ def test_who_waits_at_a_primary_that_stands_still_is_woken(kind: str, group: Cal
 def test_dramatiq_follows(kind: str, group: Callable[..., SentinelGroup], tmp_path: Path, ledger: Ledger,
                           prefix: str) -> None:
     servers = group(kind)
-    options = {"sentinels": [("127.0.0.1", each.port) for each in servers.sentinels], "master_name": servers.name,
-               "prefix": prefix}
+    options: dict[str, Any] = {"sentinels": [("127.0.0.1", each.port) for each in servers.sentinels],
+                               "master_name": servers.name, "prefix": prefix}
     (tmp_path / "flags").mkdir()
     settings = {"broker": "RedisStreamsBroker", "options": options, "ledger": str(ledger.path),
                 "flags": str(tmp_path / "flags")}
@@ -245,7 +246,7 @@ def test_dramatiq_follows(kind: str, group: Callable[..., SentinelGroup], tmp_pa
         [sys.executable, "-m", "dramatiq", "integration.apps.dramatiq_app:broker", "--processes", "1"], log=log,
         ready=lambda: "ready for action" in log.read_text(),
         env={**os.environ, "SB_DRAMATIQ": json.dumps(settings), "PYTHONPATH": str(ROOT)})
-    broker = RedisStreamsBroker(**options)  # type: ignore[arg-type]
+    broker = RedisStreamsBroker(**options)
     broker.declare_queue("default")
     command.start(40)
     try:

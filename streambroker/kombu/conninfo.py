@@ -77,21 +77,13 @@ def redis_endpoint(connection: Connection) -> Endpoint:
 
     Raises ConfigurationError.
     """
-    options, adapter = split_options(connection.transport_options, REDIS_CLIENT)
-    if "socket_connect_timeout" not in options and connection.connect_timeout:
-        options["socket_connect_timeout"] = connection.connect_timeout
-    provider = getattr(connection, "credential_provider", None)
-    if provider:
-        options["credential_provider"] = provider
-    tls = connection.ssl
-    if isinstance(tls, Mapping):
-        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
+    options, adapter = _options(connection, REDIS_CLIENT)
     host = connection.hostname or "localhost"
     if options.get("client") is not None and not connection.hostname:
         return Endpoint("redis-streams://", options, adapter)
     if "://" in host:
         return Endpoint(_nested_url(host), options, adapter)
-    secure = bool(tls) or connection.transport_cls == "rediss-streams"
+    secure = bool(connection.ssl) or connection.transport_cls == "rediss-streams"
     place = f"[{host}]" if ":" in host else host
     database = (connection.virtual_host or "/").strip("/") or "0"
     if not database.isdigit():
@@ -106,18 +98,9 @@ def sentinel_endpoint(connection: Connection) -> Endpoint:
     """Endpoint of the Redis Streams engine behind sentinels. All URLs of a failover list are sentinels of one group, so
     that it is the same one wherever Kombu stands in that list; login and database are the first that are given, and
     belong to the primary. Raises ConfigurationError."""
-    options, adapter = split_options(connection.transport_options, REDIS_CLIENT | {"sentinels", "sentinel_kwargs"},
-                                     SentinelSettings)
-    if "socket_connect_timeout" not in options and connection.connect_timeout:
-        options["socket_connect_timeout"] = connection.connect_timeout
-    provider = getattr(connection, "credential_provider", None)
-    if provider:
-        options["credential_provider"] = provider
-    tls = connection.ssl
-    if tls:
+    options, adapter = _options(connection, REDIS_CLIENT | {"sentinels", "sentinel_kwargs"}, SentinelSettings)
+    if connection.ssl:
         options["ssl"] = True
-    if isinstance(tls, Mapping):
-        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
     places, logins, paths = [], [], []
     for url in [each for each in connection.alt if each and "://" in each]:
         parts = urlsplit(url)
@@ -136,21 +119,13 @@ def sentinel_endpoint(connection: Connection) -> Endpoint:
 def jetstream_endpoint(connection: Connection) -> Endpoint:
     """Endpoint of the JetStream engine. The alternates of a failover list are servers of one cluster: the engine goes
     from one to the next by itself. Raises ConfigurationError."""
-    options, adapter = split_options(connection.transport_options, NATS_CLIENT, JetStreamSettings)
-    if "socket_connect_timeout" not in options and connection.connect_timeout:
-        options["socket_connect_timeout"] = connection.connect_timeout
-    tls = connection.ssl
-    if isinstance(tls, Mapping):
-        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value) for name, value in tls.items())
+    options, adapter = _options(connection, NATS_CLIENT, JetStreamSettings)
     if (connection.virtual_host or "/").strip("/"):
         raise ConfigurationError("a jetstream:// URL has no path; use the transport option prefix to keep applications "
                                  "apart")
     host = connection.hostname or "localhost"
-    secure = bool(tls) or connection.transport_cls == "jetstream-tls"
+    secure = bool(connection.ssl) or connection.transport_cls == "jetstream-tls"
     place = f"[{host}]" if ":" in host else host
-    provider = getattr(connection, "credential_provider", None)
-    if provider:
-        options["credential_provider"] = provider
     user, password = connection.userid, connection.password
     if callable(password):
         options = {"user": user, "password": password, **options}
@@ -167,6 +142,21 @@ def jetstream_endpoint(connection: Connection) -> Endpoint:
 def memory_endpoint(connection: Connection) -> Endpoint:
     options, adapter = split_options(connection.transport_options, frozenset())
     return Endpoint(f"memory://{connection.hostname or 'default'}", options, adapter)
+
+
+def _options(connection: Connection, client: frozenset[str],
+             kind: type[Settings] = Settings) -> tuple[dict[str, Any], KombuOptions]:
+    """As `split_options`, with what a connection says outside of its URL and transport options."""
+    options, adapter = split_options(connection.transport_options, client, kind)
+    if "socket_connect_timeout" not in options and connection.connect_timeout:
+        options["socket_connect_timeout"] = connection.connect_timeout
+    provider = getattr(connection, "credential_provider", None)
+    if provider:
+        options["credential_provider"] = provider
+    if isinstance(connection.ssl, Mapping):
+        options.update((name if name.startswith("ssl_") else f"ssl_{name}", value)
+                       for name, value in connection.ssl.items())
+    return options, adapter
 
 
 def split_options(given: Mapping[str, Any], client: frozenset[str],
