@@ -12,7 +12,7 @@ from dramatiq.errors import ConnectionClosed
 
 from integration.dramatiq_worker import DramatiqRig
 from integration.ledger import Ledger
-from integration.stores import Server, connects, requests
+from integration.stores import Server, connects, lose_everything, requests
 from streambroker.message import Message
 from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import wait_until
@@ -77,6 +77,24 @@ def test_the_store_is_away(start: Start) -> None:
 def test_the_store_is_away_for_a_minute(start: Start) -> None:
     """Row 126."""
     outage(*start(publish_timeout=500, visibility_timeout=120_000), seconds=60)
+
+
+@pytest.mark.stores
+def test_what_a_process_has_outlives_a_store_that_loses_everything(start: Start) -> None:
+    """Nobody else has it then: not only what runs is finished, what waits in the process is started too."""
+    rig, server = start(visibility_timeout=3000)
+    rig.command(threads=1)
+    rig.send("hold", "running")
+    rig.wait("start", "running")
+    rig.send("work", "waits")
+    wait_until(lambda: rig.broker.engine.inspector().stats("default").in_flight == 2, 10, "the process has both")
+    lose_everything(server, rig.settings["options"]["prefix"])
+    time.sleep(2 * 3)  # two leases
+    rig.flag("release")
+    rig.wait("end", "running", "waits")
+    assert [len(rig.ledger.starts(job)) for job in ("running", "waits")] == [1, 1]
+    rig.send("work", "after")
+    rig.wait("end", "after")
 
 
 @pytest.mark.long

@@ -48,8 +48,9 @@ class Delivery:
     """One hand-over of a message to one consumer.
 
     `count` is 1 the first time and includes lost leases and rejects with requeue. `redelivered` is also true for a
-    message that came back uncounted. `replayed` is true for what was a dead letter and was put back. `token` orders the
-    hand-overs of one message: a later one is greater.
+    message that came back uncounted. `replayed` is true for what was a dead letter and was put back. `lost` tells that
+    it is not this consumer's any more, `taken` that others have, or had, it since: a store that loses everything takes
+    it from all. `token` orders the hand-overs of one message: a later one is greater.
     """
 
     queue: str
@@ -61,7 +62,12 @@ class Delivery:
     place: Any = field(default=None, repr=False)
     settled: bool = field(default=False, repr=False)
     lost: bool = field(default=False, repr=False)
+    taken: bool = field(default=False, repr=False)
     replayed: bool = False
+
+    def take_away(self) -> None:
+        """Others have it."""
+        self.lost = self.taken = True
 
     @property
     def token(self) -> tuple[str, int]:

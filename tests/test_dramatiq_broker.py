@@ -154,7 +154,7 @@ class TestReceiving:
             work.send(1)
             until(lambda: len(broker.unsettled("default")) == 2)
             taken, = [each for each in broker.unsettled("default").messages() if each.args == (1,)]
-            taken.delivery.lost = True
+            taken.delivery.take_away()
             work.send(2)
             go.set()
             until(lambda: ran == [0, 2] and not len(broker.unsettled("default")))

@@ -127,7 +127,7 @@ class StreamBroker(dramatiq.Broker):
     # ------------------------------------------------------------------ running
     def emit_before(self, signal: str, *args: Any, **kwargs: Any) -> None:
         """What waits in a process that was out of reach is not started when others have it meanwhile."""
-        if signal == "process_message" and isinstance(args[0], StreamMessage) and args[0].delivery.lost:
+        if signal == "process_message" and isinstance(args[0], StreamMessage) and args[0].delivery.taken:
             args[0].gone = True
             raise SkipMessage("this process was taken for dead, another one has the message")
         super().emit_before(signal, *args, **kwargs)

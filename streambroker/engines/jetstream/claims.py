@@ -188,7 +188,7 @@ class Claims:
         gone = await self._gone([each for each in left if each.place.overdue])
         for key, delivery in mine.items():
             if key in taken or key in gone:
-                delivery.lost = True
+                delivery.take_away()
                 self._engine.let_go(delivery)
             elif since == self._since:
                 delivery.place.doubt = False
@@ -267,7 +267,7 @@ class Claims:
                     told.append([*key, DONE, 0])
             elif kind == "taken":
                 if raw >= delivery.place.raw:
-                    delivery.lost = True
+                    delivery.take_away()
                     self._engine.let_go(delivery)
             elif delivery.place.phase is not Phase.DROPS:
                 told.append([*key, HAS if delivery.place.phase is Phase.HAS else ASKS, delivery.place.raw])

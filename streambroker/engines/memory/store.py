@@ -91,7 +91,7 @@ class Store:
         if gone is None:
             return 0
         for entry in gone.unsettled():
-            self._lose(gone, entry)
+            self._lose(gone, entry, taken=False)
         return gone.waiting()
 
     def consumers(self, name: str) -> int:
@@ -209,9 +209,9 @@ class Store:
         entry.holder = entry.delivery = None
 
     @staticmethod
-    def _lose(queue: Queue, entry: Entry) -> None:
+    def _lose(queue: Queue, entry: Entry, *, taken: bool = True) -> None:
         if entry.delivery is not None:
-            entry.delivery.lost = True
+            entry.delivery.lost, entry.delivery.taken = True, taken
         Store._let_go(queue, entry)
 
     # Time

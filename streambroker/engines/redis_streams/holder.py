@@ -63,7 +63,7 @@ class Holder:
         if isinstance(before, Mark) and before.count >= delivery.count:
             return False
         if isinstance(before, Delivery):
-            before.lost = True
+            before.take_away()
         self.held[key] = delivery
         return True
 

@@ -76,6 +76,9 @@ class Keys:
     def dead(self, queue: str) -> str:
         return f"{self.root(queue)}:dead"
 
+    def gone(self, queue: str, holder: str) -> str:
+        return f"{self.root(queue)}:gone:{holder}"
+
     def producer(self, queue: str, producer: str) -> str:
         return f"{self.root(queue)}:p:{producer}"
 

@@ -151,8 +151,17 @@ class Maintenance:
     def _adopt(self, old: str, new: str) -> None:
         mine = {(delivery.queue, delivery.id): delivery for delivery in self._engine.holder.mine()}
         own = self._move(old, new, mine)
-        for place, delivery in mine.items():
-            if place not in own:
+        left = [delivery for place, delivery in mine.items() if place not in own]
+        if not left:
+            return
+        queues = list({delivery.queue for delivery in left})
+        # without a reclaim nobody has them: the store lost all
+        reclaimed = self._commands.many([pack("EXISTS", self._engine.keys.gone(queue, old)) for queue in queues])
+        taken = {queue for queue, there in zip(queues, reclaimed, strict=True) if there == 1}
+        for delivery in left:
+            if delivery.queue in taken:
+                delivery.take_away()
+            else:
                 delivery.lost = True
 
     def _move(self, old: str, new: str, places: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
