@@ -14,11 +14,10 @@ from integration.base import wait_at_base
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from integration.stores import Server, make_server
+from integration.tally import TALLY, Report, Tally
 from streambroker.testing.faults import Proxy
 from streambroker.testing.natsserver import NatsServer, available_nats_kinds
 from streambroker.testing.servers import RedisServer, available_kinds, required_kinds
-
-_VERSIONS = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,8 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_VERSIONS] = {}
-    config.pluginmanager.register(OfWorkers())
+    config.stash[TALLY] = Tally()
+    config.pluginmanager.register(Report(config.stash[TALLY]))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -70,26 +69,6 @@ def _kinds(metafunc: pytest.Metafunc) -> list[Any]:
             pytest.param(kind, marks=pytest.mark.skip(reason=reason)) for kind in kinds]
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker process of pytest-xdist tells the main one."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["servers"] = session.config.stash[_VERSIONS]
-
-
-class OfWorkers:
-    """For the main process of pytest-xdist, which has these hooks."""
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        node.config.stash[_VERSIONS].update(getattr(node, "workeroutput", {}).get("servers", {}))
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    versions = config.stash[_VERSIONS]
-    terminalreporter.write_line("servers used: " + (", ".join(sorted(versions.values())) or "none"))
-
-
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """The shared server of a kind, started at its first use. Tests keep apart by `prefix`."""
@@ -98,7 +77,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     def get(kind: str) -> Any:
         if kind not in running:
             running[kind] = make_server(kind).start()
-            request.config.stash[_VERSIONS][kind] = running[kind].version()
+            request.config.stash[TALLY].servers[kind] = running[kind].version()
         return running[kind]
 
     yield get
@@ -140,7 +119,7 @@ def fresh(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., S
         started.append(server)
         server.start()
         if not options.get("replica_of"):
-            request.config.stash[_VERSIONS][server.kind] = server.version()
+            request.config.stash[TALLY].servers[server.kind] = server.version()
         return server
 
     yield start

@@ -15,6 +15,7 @@ import psutil
 from integration.ledger import Ledger
 from streambroker.dramatiq import JetStreamBroker, RedisStreamsBroker, StreamBroker
 from streambroker.embedded import ServerProcess
+from streambroker.testing import faults
 from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import RedisServer, wait_until
 
@@ -112,6 +113,7 @@ class DramatiqCommand:
 
     def kill(self) -> None:
         """SIGKILL for all of them at once."""
+        faults.done["process killed"] += 1
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.alive, 10, "the command is gone")

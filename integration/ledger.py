@@ -41,9 +41,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`lost`: published, never ended. `doubled`: started twice; `overlap`: the second time while the first run was
-    alive; `unexplained`: the second time though nothing had killed the first. `early`: started before its due time.
-    `foreign`: ran, never published."""
+    """`lost`: published, never ended, not given up. `doubled`: started twice; `overlap`: the second time while the
+    first run was alive; `unexplained`: the second time though nothing had killed the first. `early`: started before its
+    due time. `foreign`: ran, never published."""
 
     published: int
     ended: int
@@ -70,6 +70,10 @@ def append(path: str | Path, kind: str, id: str, **facts: Any) -> None:
         os.close(file)
 
 
+#: what was judged last, by ledger; a report counts it
+judged: dict[Path, Verdict] = {}
+
+
 class Ledger:
     """The file at `path`, read and judged. Reading is for one thread at a time."""
 
@@ -86,6 +90,10 @@ class Ledger:
         """To be called right before these processes are killed."""
         for pid in pids:
             append(self.path, "killed", "", target=pid)
+
+    def given_up(self, id: str) -> None:
+        """A job that its worker had acknowledged before it was to be killed: nobody owes it any more."""
+        append(self.path, "given up", id)
 
     def lines(self, *kinds: str) -> list[Line]:
         """In the order of writing; all kinds when none is named."""
@@ -126,7 +134,7 @@ class Ledger:
         over: dict[tuple[tuple[str, int], int], list[float]] = {}
         dying = set()
         killed: dict[int, float] = {}
-        ended, early = set(), set()
+        ended, early, given_up = set(), set(), set()
         for line in self.lines():
             if line.kind == "published":
                 published[line.id] = line.facts["due"]
@@ -138,6 +146,8 @@ class Ledger:
                     ended.add(line.id)
                 else:
                     dying.add((line.run, line.pid))
+            elif line.kind == "given up":
+                given_up.add(line.id)
             elif line.kind == "killed":
                 killed.setdefault(line.facts["target"], line.at)
         doubled, unexplained, overlap = set(), set(), set()
@@ -152,7 +162,8 @@ class Ledger:
                     overlap.add(run[0])
                 if death is None and (run, first.pid) not in dying:
                     unexplained.add(run[0])
-        return Verdict(
-            published=len(published), ended=len(ended), lost=sorted(published.keys() - ended),
+        judged[self.path] = verdict = Verdict(
+            published=len(published), ended=len(ended), lost=sorted(published.keys() - ended - given_up),
             doubled=sorted(doubled), unexplained=sorted(unexplained), overlap=sorted(overlap), early=sorted(early),
             foreign=sorted({run[0] for run in starts} - published.keys()))
+        return verdict

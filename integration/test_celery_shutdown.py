@@ -69,14 +69,15 @@ def test_rolling_restarts_under_load_lose_nothing(server: Server, celery: Celery
             restart(*pair)
     wait_until(lambda: celery.stats().delayed == celery.stats().ready == celery.stats().in_flight == 0, 20, "all ran")
     celery.finish()
+    if acks == "early":
+        cut = {line.facts["target"] for line in ledger.lines("killed")}
+        for name in {line.id for line in ledger.lines("start") if line.pid in cut}:
+            ledger.given_up(name)
     verdict = ledger.verdict()
     assert verdict.published > 100
-    if acks == "late":
-        assert verdict.clean
-    else:
-        assert (verdict.doubled, verdict.early, verdict.foreign) == ([], [], [])
-        cut = {line.facts["target"] for line in ledger.lines("killed")}
-        assert [name for name in verdict.lost if not any(line.pid in cut for line in ledger.starts(name))] == []
+    assert verdict.clean
+    if acks == "early":
+        assert verdict.doubled == []
 
 
 # ---------------------------------------------------------------- handing back

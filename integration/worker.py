@@ -16,6 +16,7 @@ import psutil
 from integration.apps.celery_app import AppSettings
 from integration.ledger import Ledger
 from streambroker.embedded import ServerProcess
+from streambroker.testing import faults
 from streambroker.testing.servers import wait_until
 
 W = TypeVar("W", bound="WorkerProcess")
@@ -86,6 +87,7 @@ class WorkerProcess:
         """SIGKILL the whole tree at once, or only `pids` of it; noted in the ledger."""
         targets = self.pids() if pids is None else list(pids)
         self.ledger.killed(targets)
+        faults.done["process killed"] += 1
         self._signal(signal.SIGKILL, targets)
         if pids is None:
             self._process.kill()
@@ -95,6 +97,7 @@ class WorkerProcess:
         if number == signal.SIGQUIT:
             # a cold stop cuts running tasks short: their second start is not unexplained
             self.ledger.killed(self.pids())
+            faults.done["process killed"] += 1
         self._process.signal(number)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> float:
@@ -112,6 +115,7 @@ class WorkerProcess:
 
     def freeze(self) -> None:
         """SIGSTOP the whole tree."""
+        faults.done["process frozen"] += 1
         self._signal(signal.SIGSTOP, self.pids())
 
     def thaw(self) -> None:

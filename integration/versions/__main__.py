@@ -9,8 +9,9 @@ program that imports nothing but the framework, Celery's demo on both stores (jo
 group, a chord, a killed worker), and on each of its servers some of the tests. Celery: every pool, kills, remote
 control, dead letters, logins, TLS, results, plain Kombu. Dramatiq: the broker's tests and its processes, kills among
 them. Engines: all rules of the seam. Pythons are found on PATH as `python3.X`, or with pyenv; servers are brought from
-wheels and Debian packages into STREAMBROKER_VERSIONS, by default ~/.cache/streambroker/versions. Exit status 1 when
-something failed, or a Python, a server or a version of a server is missing.
+wheels and Debian packages into STREAMBROKER_VERSIONS, by default ~/.cache/streambroker/versions. The table at the end
+has what `integration.tally` counts. Exit status 1 when something failed, or a Python, a server or a version of a server
+is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,8 +47,20 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_runs(runs: Sequence[Run]) -> None:
-    print_table((*HEAD, "passed", "failed"), [
-        (*describe(run.cell, run.kind), str(run.passed), str(len(run.failed))) for run in runs])
+    print_table((*HEAD, "passed", "failed", "faults", "jobs judged", "lost"), [
+        (*describe(run.cell, run.kind), *map(str, (run.passed, len(run.failed), run.faults, run.jobs, run.lost)))
+        for run in runs])
+
+
+def try_cell(name: str, wheel: Path, folder: Path) -> list[Run]:
+    """On each of its servers; tells how it went."""
+    folder.mkdir(parents=True)
+    runs = []
+    for run in run_cell(name, wheel, folder):
+        runs.append(run)
+        print(f"{name} on {run.kind}, {run.seconds:.0f} s: "
+              f"{'failed: ' + ', '.join(run.failed) if run.failed else 'ok'}", flush=True)
+    return runs
 
 
 def main() -> int:
@@ -55,6 +69,7 @@ def main() -> int:
     parser.add_argument("--cell", action="append", choices=CELLS, metavar="NAME", help="may be repeated")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many cells side by side; by default one")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="where logs are left; by default nowhere")
     chosen = parser.parse_args()
     names = list(CELLS) if chosen.all else chosen.cell or []
@@ -65,12 +80,9 @@ def main() -> int:
     with TemporaryDirectory(prefix="versions-") as place:
         folder = chosen.keep.absolute() if chosen.keep else Path(place)
         wheel = build_wheel(Path(place))
-        for name in names:
-            (folder / name).mkdir(parents=True)
-            for run in run_cell(name, wheel, folder / name):
-                runs.append(run)
-                print(f"{name} on {run.kind}, {run.seconds:.0f} s: "
-                      f"{'failed: ' + ', '.join(run.failed) if run.failed else 'ok'}", flush=True)
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            for done in pool.map(lambda name: try_cell(name, wheel, folder / name), names):
+                runs += done
     print()
     print_runs(runs)
     return 1 if any(run.failed for run in runs) else 0

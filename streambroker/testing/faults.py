@@ -15,17 +15,21 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from ..embedded import free_port
 
+#: what this process has done to stores, workers and their links, by kind; a report counts it
+done: Counter[str] = Counter()
+
 _CHUNK = 65536
 _DIRECTIONS = {"up": ("up",), "down": ("down",), "both": ("up", "down")}
 
 
-class _Link:
+class Link:
     """One client's connection and its twin to the server."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
@@ -54,7 +58,7 @@ class Proxy:
     def __init__(self, target: int | tuple[str, int]) -> None:
         self.target = ("127.0.0.1", target) if isinstance(target, int) else target
         self._changed = threading.Condition()
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._threads: set[threading.Thread] = set()
         self._held: set[str] = set()
         self._delay = {"up": 0.0, "down": 0.0}
@@ -73,18 +77,21 @@ class Proxy:
 
     def delay(self, seconds: float, direction: str = "both") -> None:
         """Hand each chunk on that much later; 0 ends it."""
+        done["delay"] += bool(seconds)
         with self._changed:
             for way in _DIRECTIONS[direction]:
                 self._delay[way] = seconds
 
     def hold(self, direction: str = "both") -> None:
         """Keep everything of that direction back, of old and new connections, until `release`: a link that hangs."""
+        done["hold"] += 1
         with self._changed:
             self._held.update(_DIRECTIONS[direction])
 
     def freeze(self) -> int:
         """Freeze the connections that there are, for ever or until `release`: half-open, neither bytes nor their end
         get through. New ones work. How many."""
+        done["freeze"] += 1
         with self._changed:
             for link in self._links:
                 link.frozen = True
@@ -100,15 +107,18 @@ class Proxy:
 
     def refuse(self, on: bool = True) -> None:
         """Reset new connections at once, until `refuse(False)`."""
+        done["refuse"] += on
         with self._changed:
             self._refusing = on
 
     def reset(self) -> int:
         """RST all connections; how many."""
+        done["reset"] += 1
         return self._end_all(reset=True)
 
     def drop(self) -> int:
         """Close all connections in an orderly way (FIN); how many."""
+        done["drop"] += 1
         return self._end_all(reset=False)
 
     def cut(self, after: int, direction: str = "down") -> None:
@@ -222,7 +232,7 @@ class Proxy:
             server.settimeout(None)
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = _Link(client, server)
+            link = Link(client, server)
             with self._changed:
                 self._links.add(link)
                 self._accepted += 1
@@ -232,7 +242,7 @@ class Proxy:
             self._spawn(self._pump, link, "up", client, server)
             self._spawn(self._pump, link, "down", server, client)
 
-    def _pump(self, link: _Link, way: str, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, link: Link, way: str, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(_CHUNK):
                 if not self._forward(link, way, data, sink):
@@ -243,6 +253,7 @@ class Proxy:
                 link.end(reset=True)
                 with self._changed:
                     self._dropped += 1
+                    done["lost reply"] += 1
                     self._changed.notify_all()
             elif not link.broken:
                 sink.shutdown(socket.SHUT_WR)
@@ -250,7 +261,7 @@ class Proxy:
             link.end(reset=True)
         self._leave(link)
 
-    def _forward(self, link: _Link, way: str, data: bytes, sink: socket.socket) -> bool:
+    def _forward(self, link: Link, way: str, data: bytes, sink: socket.socket) -> bool:
         """False when the link is to end."""
         self._pass_gate(link, way)
         with self._changed:
@@ -270,7 +281,7 @@ class Proxy:
         sink.sendall(data)
         return not matched  # the shutdown that follows makes the server run what it got, and close
 
-    def _pass_gate(self, link: _Link, way: str) -> None:
+    def _pass_gate(self, link: Link, way: str) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not (link.frozen or way in self._held))
             if self._closed:
@@ -284,11 +295,12 @@ class Proxy:
                 return size
             if left < size:
                 del self._budget[way]
+                done["cut"] += 1
                 return left
             self._budget[way] = left - size
             return size
 
-    def _matches(self, link: _Link, data: bytes) -> bool:
+    def _matches(self, link: Link, data: bytes) -> bool:
         with self._changed:
             if not self._to_drop:
                 return False
@@ -299,7 +311,7 @@ class Proxy:
             link.tail = seen[-len(self._match):]
             return False
 
-    def _leave(self, link: _Link) -> None:
+    def _leave(self, link: Link) -> None:
         with self._changed:
             link.pumps -= 1
             if not link.pumps:

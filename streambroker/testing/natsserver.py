@@ -37,6 +37,7 @@ from urllib.parse import quote
 
 from ..embedded import ServerProcess, free_port, nats_binary
 from ..errors import ConfigurationError
+from . import faults
 from .servers import wait_until
 
 #: minor versions that the engine supports, as kinds
@@ -168,10 +169,12 @@ class NatsServer:
 
     def stop(self) -> None:
         """End it cleanly; data stay."""
+        faults.done["store stopped"] += 1
         self.process.stop()
 
     def kill(self) -> None:
         """SIGKILL; data stay."""
+        faults.done["store killed"] += 1
         self.process.kill()
 
     def restart(self, *, hard: bool = False) -> None:
@@ -181,6 +184,7 @@ class NatsServer:
 
     def freeze(self) -> None:
         """SIGSTOP: sockets stay open, nothing is answered."""
+        faults.done["store frozen"] += 1
         self.process.freeze()
 
     def thaw(self) -> None:

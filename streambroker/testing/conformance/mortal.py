@@ -19,6 +19,7 @@ from typing import Any
 from ...connection import connect
 from ...engine import Consumer, Engine
 from ...message import Delivery
+from .. import faults
 from .kit import SOON, Taken, drain
 
 #: seconds in which the rest of what is ready must arrive, once something did
@@ -92,12 +93,14 @@ class ProcessMortal:
         self._ask("settle", how, list(ids))
 
     def stop(self) -> None:
+        faults.done["process frozen"] += 1
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def die(self) -> None:
+        faults.done["process killed"] += self._process.poll() is None
         self._process.kill()
         self._process.communicate()
 
