@@ -12,7 +12,8 @@ import pytest
 from integration import ledger
 from streambroker.testing import faults
 
-_WIDE = "several"
+#: of a test that makes its servers by itself: clusters, groups, several kinds
+_OWN = "of the test's own"
 
 
 @dataclass
@@ -56,6 +57,8 @@ class Report:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        if "integration" not in item.path.parts:
+            return (yield)
         passed = False
         try:
             result = yield
@@ -63,9 +66,18 @@ class Report:
             return result
         finally:
             judged = ledger.judged.values()
-            self.tally.add(_kind(item), _framework(item), Counter(
+            self.tally.add(self._kind(item), _framework(item), Counter(
                 tests=int(passed), faults=faults.done.total() - self._before,
                 jobs=sum(each.published for each in judged), lost=sum(len(each.lost) for each in judged)))
+
+    def _kind(self, item: pytest.Item) -> str:
+        """Of the server that the test is told to use."""
+        parameters = getattr(item, "callspec", None)
+        named = parameters.params if parameters else {}
+        for name in ("kind", "every_kind", "every_nats_kind"):
+            if str(named.get(name)) in self.tally.servers:
+                return str(named[name])
+        return "valkey" if "valkey" in getattr(item, "fixturenames", ()) else _OWN
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
@@ -84,16 +96,6 @@ class Report:
             terminalreporter.write_line(line)
         used = ", ".join(sorted(self.tally.servers.values())) or "none"
         terminalreporter.write_line(f"servers used: {used}")
-
-
-def _kind(item: pytest.Item) -> str:
-    """Of the server that the test is told to use; one that makes its own names none."""
-    parameters = getattr(item, "callspec", None)
-    named = parameters.params if parameters else {}
-    for name in ("kind", "every_kind", "every_nats_kind"):
-        if name in named:
-            return str(named[name])
-    return "valkey" if "valkey" in getattr(item, "fixturenames", ()) else _WIDE
 
 
 def _framework(item: pytest.Item) -> str:

@@ -59,6 +59,12 @@ class Wakeup:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
 
+    @property
+    def is_set(self) -> bool:
+        """Something may wait. A reader that believes this alone must `clear` now and then all the same: a setter may be
+        between its two steps."""
+        return self._is_set
+
     def fileno(self) -> int:
         return self._reader
 

@@ -47,6 +47,10 @@ class Choice:
         """Seconds until something that waits here may be handed out; None when nothing waits for a time."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
+    def seen(self, now: float) -> None:
+        """The driver was here, and there was nothing for him."""
+        self._picked = now
+
     def pick(self, limit: int) -> list[Delivery]:
         self._picked = now = time.monotonic()
         self._until = None

@@ -127,10 +127,13 @@ class Connection:
         return isinstance(self._failure, (AuthenticationError, ConfigurationError))
 
     def send(self, data: bytes) -> bool:
-        """Queue commands; one wake of the loop for many. False, and nothing is queued, while not connected."""
-        epoch, thread = self.epoch, self._thread
-        if not self.connected or self.epoch != epoch or thread is None:
+        """Send commands, at once where that can be: waking the loop's thread costs more. False, and nothing is sent,
+        while not connected."""
+        epoch, thread, session = self.epoch, self._thread, self._session
+        if not self.connected or self.epoch != epoch or thread is None or session is None:
             return False
+        if not self._outgoing and not thread.is_current and session.send_now(data):
+            return True
         self._outgoing.append((epoch, data))
         if not self._woken:
             self._woken = True
@@ -150,6 +153,13 @@ class Connection:
             self.send(b"UNSUB %d\r\n" % sid)
 
     # --- in the loop's thread
+
+    def call_next(self, callback: Callable[[], None]) -> None:
+        """Call it when everything that was read with the present message is handled."""
+        if self._session is not None:
+            self._session.call_next(callback)
+        else:
+            self.thread.loop.call_soon(callback)
 
     async def subscribe(self, subject: str, handler: Callable[[Reply], None]) -> int:
         """Its number, when the server knows of it. Raises StoreConnectionError, StoreError."""
@@ -205,13 +215,13 @@ class Connection:
 
     def _write_out(self) -> None:
         self._woken = False
-        parts = []
-        while self._outgoing:
-            epoch, data = self._outgoing.popleft()
-            if epoch == self.epoch and self.connected:
-                parts.append(data)
+        outgoing = list(self._outgoing)
+        parts = [data for epoch, data in outgoing if epoch == self.epoch and self.connected]
         if parts and self._session is not None:
             self._session.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        # only now: what comes later must not go before
+        for _ in outgoing:
+            self._outgoing.popleft()
 
     def _deliver(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         message = read_reply(subject, reply, data, headers)

@@ -31,6 +31,8 @@ PATIENCE = 0.1
 FAREWELL, LONGEST = 2.0, 30.0
 #: a driver has no room when he says so for this long: he may only gather it (seconds)
 FULL = 0.1
+#: an event loop comes by many times for each message: when nothing has happened so long it is sent on at once (seconds)
+AGAIN = 0.05
 #: among as many queues the first one differs
 TURNS = 720
 
@@ -54,6 +56,9 @@ class JetStreamConsumer(Settling):
         self._lock = make_lock()
         self._wakeup = Wakeup()
         self._more = False
+        #: the room that the driver named last, when there was nothing for him, and until when that need not be looked
+        #: at again (monotonic)
+        self._told, self._told_until = -1, 0.0
         self._ringing = False
         self._outage = Outage(engine.link, engine.settings)
         self._pull = Pull(engine, self.lanes, self.order, self._wakeup.set)
@@ -174,6 +179,7 @@ class JetStreamConsumer(Settling):
 
     def look(self, now: float) -> None:
         """Now and then, though nobody may drive the consumer."""
+        self._told = -1
         with self._lock:
             self._choice.release(now)
             if self._choice.abandoned(now):
@@ -243,12 +249,20 @@ class JetStreamConsumer(Settling):
 
     def _take(self, limit: int, *, ask: bool = True) -> list[Delivery]:
         self._check()
+        engine, now = self._engine, time.monotonic()
+        if (limit == self._told and now < self._told_until and not self._wakeup.is_set and not engine.chores
+                and not engine.settles.returning):
+            engine.acks.send_due(now)
+            self._choice.seen(now)
+            return []
         self._wakeup.clear()
-        engine = self._engine
         if engine.chores:
             engine.chores.do()
         # what was given back comes before what is new
-        engine.settled(PATIENCE)
+        if engine.settles.returning:
+            engine.settled(PATIENCE)
+        else:
+            engine.acks.send_due(now)
         self._outage.look()
         got: list[Delivery] = []
         with self._lock:
@@ -270,8 +284,12 @@ class JetStreamConsumer(Settling):
         if got:
             engine.trials.say()
         if got and self.no_ack:
-            engine.settles.send_acks()
+            engine.acks.send()
         self._more = any(lane.pool for lane in self.lanes) and limit > len(got) and self._choice.due() == 0.0
+        if ask and not got and self._choice.due() is None and engine.link.connected:
+            self._told, self._told_until = limit, now + AGAIN
+        else:
+            self._told = -1
         return got
 
     def sources(self) -> Sequence[int]:
@@ -306,7 +324,7 @@ class JetStreamConsumer(Settling):
         for delivery in self._engine.holder.of(self):
             if id(delivery) not in kept:
                 self._settle(delivery, "back")
-        self._engine.settles.send_acks()
+        self._engine.acks.send()
         self._engine.settles.finish(FAREWELL, LONGEST)
         self._engine.consumption.stop(self.queues, self)
         self._engine.consumption.closed(self)

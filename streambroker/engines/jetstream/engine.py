@@ -18,6 +18,7 @@ from ...engine import Capabilities
 from ...errors import Closed, StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery, Message, QueueSpec
 from ...settings import JetStreamSettings, read_settings
+from .acks import Acks
 from .address import CLIENT_OPTIONS, Address
 from .admin import delete_queue
 from .api import Api
@@ -69,6 +70,7 @@ class JetStreamEngine:
         self.streams = Streams(self.link, self.api, self.names, settings)
         self.queues = Queues(self)
         self.books = Books(self)
+        self.acks = Acks(self)
         self.settles = Settles(self)
         self.plain = Plain(self.link, settings)
         self._publisher = Publisher(self)
@@ -107,6 +109,7 @@ class JetStreamEngine:
         if self.link.epoch > 1:
             self.streams.forget_all()
             self.claims.reconnected()
+        self.acks.reconnected()
         self.settles.reconnected()
         self.watch.reconnected()
         for consumer in self.consumption.consumers():
@@ -127,8 +130,10 @@ class JetStreamEngine:
 
     def stream_of(self, subject: str, queue: str) -> str:
         """The stream that takes a publish."""
-        kind = subject[len(self.names.root):][:3]
-        return {".l.": self.names.late, ".t.": self.names.transient}.get(kind) or self.names.stream(queue)
+        names = self.names
+        start = len(names.root)
+        kind = subject[start:start + 3]
+        return names.late if kind == ".l." else names.transient if kind == ".t." else names.stream(queue)
 
     def settle_in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run it in the link's thread and wait for it, for some seconds at most."""
@@ -176,14 +181,14 @@ class JetStreamEngine:
 
     def settled(self, timeout: float) -> None:
         """Send acks, and wait until what was given back or up is in the store, `timeout` seconds at most."""
-        self.settles.send_acks()
+        self.acks.send()
         if self.settles.returning:
             self.settles.wait(timeout)
 
     def acked(self, timeout: float) -> None:
         """The same, and until the acks are there too."""
         self.settled(timeout)
-        acks = self.settles.last_acks()
+        acks = self.acks.last()
         if acks:
             self.link.requests(acks, timeout)
 
@@ -238,7 +243,7 @@ class JetStreamEngine:
         delivery.settled = True
         self.let_go(delivery)
         self.holder.drop(delivery)
-        self.settles.ack(delivery.place.reply)
+        self.acks.put(delivery.place.reply)
         self.books.close(delivery.place)
 
     # ------------------------------------------------------------------ dead letters that go elsewhere
@@ -300,7 +305,7 @@ class JetStreamEngine:
         self.link.close()
 
     def _goodbye(self, keep: Collection[Delivery]) -> None:
-        self.settles.send_acks()
+        self.acks.send()
         kept = {id(delivery) for delivery in keep}
         for delivery in list(self.holder.held.values()):
             if not delivery.settled and id(delivery) not in kept:
@@ -308,7 +313,7 @@ class JetStreamEngine:
         self.settles.finish(FAREWELL, LONGEST)
         try:
             self._publisher.flush()
-            acks = self.settles.last_acks()
+            acks = self.acks.last()
             if acks:
                 self.link.requests(acks, 1.0)
             if not keep:
@@ -327,6 +332,7 @@ class JetStreamEngine:
         consumers, subscriptions = self.consumption.consumers(), [*self._subscriptions]
         self.link.after_fork()
         self.plain.after_fork()
+        self.acks.start()
         self.settles.start()
         self.books.start()
         self._publisher.start()

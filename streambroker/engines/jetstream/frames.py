@@ -42,10 +42,15 @@ def header_block(headers: Mapping[str, str]) -> bytes:
     """Headers as they go over the wire. Raises ConfigurationError for a line break in one."""
     lines = ["NATS/1.0"]
     for name, value in headers.items():
-        if "\n" in value or "\r" in value or ":" in name or name.split() != [name]:
+        if "\n" in value or "\r" in value or not _is_header(name):
             raise ConfigurationError(f"header {name!r} cannot be sent: no colon or space in its name, no line break")
         lines.append(f"{name}: {value}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@lru_cache(1024)
+def _is_header(name: str) -> bool:
+    return ":" not in name and name.split() == [name]
 
 
 def encode(frame: Frame, limit: int, reply: str = "") -> bytes:

@@ -82,7 +82,7 @@ class Intake:
         meanwhile, and settles the new delivery."""
         engine = self._engine
         if engine.claims.is_done(place):
-            engine.settles.ack(place.reply)
+            engine.acks.put(place.reply)
             return True
         known = engine.holder.held.get(place.key)
         if known is None or known.lost or known.place.entered != place.entered:
@@ -120,7 +120,7 @@ class Intake:
                 for lane, delivery, surplus in batch:
                     claim = claims.get(delivery.place.key)
                     if claim == DONE:
-                        self._engine.settles.ack(delivery.place.reply)
+                        self._engine.acks.put(delivery.place.reply)
                     if claim or delivery.lost or delivery.place.overdue:
                         self._drop(delivery)
                         continue
@@ -231,7 +231,7 @@ class Intake:
         """To the dead letters, unseen."""
         self._consumer.refund()
         if self._consumer.no_ack:
-            self._engine.settles.ack(delivery.place.reply)
+            self._engine.acks.put(delivery.place.reply)
             return
         delivery.settled = True
         self._engine.let_go(delivery)

@@ -118,9 +118,7 @@ class Lane:
         expires = min(EXPIRES, self.lease * OF_LEASE)
         body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (
             count, int(expires * NANO), int(min(HEARTBEAT, expires / 3) * NANO))
-        # one wake of the link's thread for both
-        self._engine.settles.send_acks()
-        if not self._engine.link.post([Frame(self._request, body, f"{self.inbox}.s")]):
+        if not self._engine.acks.send(Frame(self._request, body, f"{self.inbox}.s")):
             return False
         self.asked += count
         return True

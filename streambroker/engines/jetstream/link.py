@@ -221,9 +221,15 @@ class Link:
             return False
         return connection.send(b"".join([encode(frame, connection.max_payload) for frame in frames]))
 
-    def acknowledge(self, replies: Iterable[str]) -> bool:
-        """Tell the server that messages are done, by the subjects it gave with them; as `post`."""
-        return self._connection.send(b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply.encode() for reply in replies]))
+    def acknowledge(self, replies: Iterable[str], frames: Iterable[Frame] = ()) -> bool:
+        """Tell the server that messages are done, by the subjects it gave with them, and publish `frames` behind; as
+        `post`."""
+        connection = self._connection
+        if not connection.connected:
+            return False
+        return connection.send(b"".join([
+            *(b"PUB %b 4\r\n+ACK\r\n" % reply.encode() for reply in replies),
+            *(encode(frame, connection.max_payload) for frame in frames)]))
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Have the loop's thread, which is started when there is none, call it."""
@@ -292,7 +298,7 @@ class Link:
 
     def call_next(self, callback: Callable[[], None]) -> None:
         """Call it when everything that was read with the present message is handled."""
-        self._connection.thread.loop.call_soon(callback)
+        self._connection.call_next(callback)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self._connection.thread.loop.call_later(seconds, callback)

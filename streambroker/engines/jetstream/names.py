@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_-]")
 _STREAM = re.compile(r"_(tmp|late|dead|state|held)$|_q_")
@@ -27,6 +28,7 @@ _ESCAPED = re.compile(rb"=([0-9A-F]{2})")
 LONGEST = 160
 
 
+@lru_cache(4096)
 def token(name: str) -> str:
     """A name as one token of a subject, injective. One of over `LONGEST` characters cannot be read back."""
     data = name.encode("utf-8", "surrogateescape")

@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import StoreConnectionError, StoreError
+from .acks import NAK
 from .api import ApiError
 from .census import Census, take_census
 from .frames import Frame
-from .settles import NAK
 from .stored import get
 from .streams import NANO
 

@@ -143,20 +143,21 @@ class Publisher:
         settings, now = self._engine.settings, time.monotonic()
         end = min(now + settings.publish_timeout, (began or now) + settings.duplicate_window * FRESH)
         found: list[str] = [""] * len(frames)
-        left = list(range(len(frames)))
+        left: Sequence[int] = range(len(frames))
         problem: StoreConnectionError | None = None
         for tries in range(1_000_000):
             try:
                 timeout = max(0.1, min(settings.socket_timeout, WAITS[tries % len(WAITS)],
                                        end - time.monotonic()))
-                replies = self._engine.plain.requests([frames[index] for index in left], timeout) if answered is None \
-                    else list(answered)
-                answered = None
+                if answered is None:
+                    answered = self._engine.plain.requests(
+                        [frames[index] for index in left] if tries else frames, timeout)
+                replies, answered = answered, None
             except AuthenticationError:
                 raise
             except StoreConnectionError as error:
                 replies, problem = [], error
-            again = left if not replies else []
+            again = [] if replies else list(left)
             for index, reply in zip(left, replies, strict=False):
                 try:
                     found[index] = self._sequence(queue, frames[index], reply)

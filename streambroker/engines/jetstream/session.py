@@ -1,12 +1,14 @@
-"""One connection made by nats-py, from login to its end. nats-py dials, logs in, negotiates TLS, parses and keeps the
-connection alive; it neither reconnects nor subscribes: a link makes a new session, and writes its own commands.
+"""One connection, from login to its end. nats-py dials, negotiates TLS and logs in; then the connection is ours, which
+costs a fraction of its reader, and lets other threads write by themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import logging
+import json
+import os
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +16,14 @@ import nats.errors
 from nats.aio.client import Client, RawCredentials
 
 from ...errors import AuthenticationError, ConfigurationError, StoreConnectionError, StoreUnavailable
+from ...real import make_lock, original
 from ...settings import Settings
 from .address import Address, Server
 from .loop import Loop
+from .words import Deliver, Words
 
-#: (sid, subject, reply, data, header block or None): what a message brings
-Deliver = Callable[[int, bytes, bytes, bytes, "bytes | None"], None]
-
-logger = logging.getLogger(__name__)
-
+#: pause until the loop's thread tries again to write while another one does (seconds)
+AGAIN = 0.001
 #: a dead connection is noticed after one to two of these
 PING_INTERVAL = 10
 _REFUSED = ("authorization violation", "authentication expired", "authentication revoked")
@@ -30,15 +31,12 @@ _FULL = ("maximum connections exceeded", "maximum account active connections exc
 
 
 class _Client(Client):
-    """Hands messages over as they are parsed: no queue, no task and no limit between the parser and us."""
+    """Says what it was greeted with, and demands TLS where the address does."""
 
-    def __init__(self, deliver: Deliver, *, tls: bool) -> None:
+    def __init__(self, *, tls: bool) -> None:
         super().__init__()
-        self._deliver = deliver
         self._tls_wanted = tls
         self.info: dict[str, Any] = {}
-        #: we are done with it: what it still says is no news
-        self.over = False
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection and self._tls_wanted and not info.get("tls_required"):
@@ -49,52 +47,161 @@ class _Client(Client):
         self.info.update(info)
         await super()._process_info(info, initial_connection)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
-        self._deliver(sid, subject, reply, data, headers or None)
-
 
 class Session:
-    """In the loop's thread only. Made by `open_session`; over when `ended` is."""
+    """In the loop's thread only, but for `send_now`. Made by `open_session`; over when `ended` is."""
 
-    def __init__(self, client: _Client, address: Address, server: Server, loop: Loop) -> None:
+    def __init__(self, client: _Client, address: Address, server: Server, loop: Loop, deliver: Deliver,
+                 tell: Callable[[Exception], None]) -> None:
+        # keeps the transport from being collected, too
         self._client = client
         self._address = address
         self._loop = loop
-        self._transport: Any = client._transport
+        self._tell = tell
         self.server = server
-        reading = client._reading_task
-        assert reading is not None
-        #: ends with the connection, whatever ends it
-        self.ended: asyncio.Task[Any] = reading
+        #: what the server told about itself, its latest word
+        self.info = client.info
+        self._pongs: deque[asyncio.Future[None] | None] = deque()
+        self._words = Words(loop, deliver, self._hear)
+        self._over = False
+        #: held by who sends
+        self._lock = make_lock()
+        self._midway = False
+        self._unsent: deque[bytes] = deque()
+        self._transport: Any = client._transport._io_writer.transport  # type: ignore[union-attr]
+        #: a socket of our own for other threads to write to: the transport's number may be another file's when it ends
+        self._direct: Any = None
+        if self._transport.get_extra_info("sslcontext") is None:
+            number = self._transport.get_extra_info("socket").fileno()
+            self._direct = original("socket", "socket")(fileno=os.dup(number))
+
+    async def take_over(self) -> None:
+        """The connection is ours from now on, with what nats-py has read of it already."""
+        client = self._client
+        tasks = [task for task in (client._reading_task, client._ping_interval_task, client._flusher_task)
+                 if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        reader: Any = client._transport._io_reader  # type: ignore[union-attr]
+        early = bytes(client._ps.buf) + bytes(reader._buffer)
+        self._transport.set_protocol(self._words)
+        if reader.at_eof() or self._transport.is_closing():
+            self._words.connection_lost(None)
+            return
+        # the reader may have been full
+        self._transport.resume_reading()
+        if early:
+            self._words.data_received(early)
+        self._loop.call_later(PING_INTERVAL, self._look, self._words.heard)
 
     @property
-    def info(self) -> dict[str, Any]:
-        """What the server told about itself, its latest word."""
-        return self._client.info
+    def ended(self) -> asyncio.Future[None]:
+        """Ends with the connection, whatever ends it."""
+        return self._words.ended
 
     @property
     def alive(self) -> bool:
-        return not self.ended.done() and bool(self._client.is_connected)
+        return not self.ended.done()
 
+    def call_next(self, callback: Callable[[], None]) -> None:
+        """Call it when everything that was read with the present message is handled."""
+        self._words.call_next(callback)
+
+    # ------------------------------------------------------------------ saying
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
+        self._unsent.append(data)
+        self._write_unsent()
+
+    def _write_unsent(self) -> None:
+        """Without waiting for the lock: a signal's handler that interrupts a sender may wait for this thread."""
+        if not self._lock.acquire(blocking=False):
+            self._loop.call_later(AGAIN, self._write_unsent)
+            return
+        try:
+            if self._midway:
+                self._tell(StoreConnectionError("a sender was interrupted"))
+                self._drop()
+                return
+            while self._unsent:
+                self._transport.write(self._unsent.popleft())
+        finally:
+            self._lock.release()
+
+    def send_now(self, data: bytes) -> bool:
+        """From any thread, without waking the loop's. False, and nothing is sent, when something has to be sent before,
+        or there is no way past the loop (TLS)."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._direct is None or self._midway or self._unsent or self._transport.get_write_buffer_size():
+                return False
+            # a time limit may end this at any place: the rest of a command must not be lost
+            self._midway = True
+            try:
+                sent = self._direct.send(data)
+            except OSError:
+                # full, or broken: the loop will tell
+                self._midway = False
+                return False
+            if sent < len(data):
+                self._unsent.append(data[sent:])
+            self._midway = False
+        finally:
+            self._lock.release()
+        if self._unsent:
+            try:
+                self._loop.call_soon_threadsafe(self._write_unsent)
+            except RuntimeError:
+                return False  # the loop ended meanwhile
+        return True
 
     async def flush(self, timeout: float) -> None:
         """Return when the server has handled everything written before, and everything it sent before was handed over.
         Raises StoreConnectionError; a connection that does not answer in time is ended."""
-        # shielded: nats-py stumbles over an answer that nobody waits for any more
-        ping = asyncio.ensure_future(self._ping(timeout))
-        ping.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(ping)
         if not self.alive:
             raise StoreConnectionError(f"the connection to {self.server} broke")
+        pong: asyncio.Future[None] = self._loop.create_future()
+        self._ping(pong)
+        done, _ = await asyncio.wait([pong, self.ended], timeout=max(timeout, 0.001),
+                                     return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            self._drop()
+            raise StoreConnectionError(f"{self.server}: no answer in time")
+        if not pong.done():
+            raise StoreConnectionError(f"the connection to {self.server} broke")
 
-    async def _ping(self, timeout: float) -> None:
-        try:
-            await self._client.flush(max(timeout, 0.001))  # type: ignore[arg-type]
-        except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
-            _drop(self._client, self._loop)
-            raise translate(error, self.server) from error
+    def _ping(self, pong: asyncio.Future[None] | None) -> None:
+        self._pongs.append(pong)
+        self.write(b"PING\r\n")
+
+    def _look(self, heard: float) -> None:
+        """A connection that has nothing to say for an interval is asked, one that does not answer is dead."""
+        if not self.alive:
+            return
+        if self._words.heard > heard:
+            heard = self._words.heard
+        elif self._pongs:
+            self._tell(StoreConnectionError(f"{self.server} answers no more"))
+            self._drop()
+            return
+        else:
+            self._ping(None)
+        self._loop.call_later(PING_INTERVAL, self._look, heard)
+
+    # ------------------------------------------------------------------ hearing
+    def _hear(self, operation: bytes, rest: bytes) -> None:
+        """What is no message."""
+        if operation == b"PING":
+            self.write(b"PONG\r\n")
+        elif operation == b"PONG":
+            pong = self._pongs.popleft() if self._pongs else None
+            if pong is not None and not pong.done():
+                pong.set_result(None)
+        elif operation == b"INFO":
+            self.info.update(json.loads(rest))
+        elif operation == b"-ERR" and not self._over:
+            self._tell(nats.errors.Error(f"nats: {rest.decode(errors='replace')}"))
 
     def discovered(self) -> list[Server]:
         """Servers of the cluster, as this one tells."""
@@ -116,13 +223,18 @@ class Session:
 
     async def close(self, timeout: float) -> None:
         """End it; waits at most that long for what was written to go out."""
-        self._client.over = True
-        try:
-            await asyncio.wait_for(self._client.close(), timeout)
-        except (OSError, nats.errors.Error, asyncio.TimeoutError, asyncio.CancelledError) as error:
-            logger.debug("closing the connection to %s: %s", self.server, type(error).__name__)
-        finally:
-            _drop(self._client, self._loop)
+        self._over = True
+        self._transport.close()
+        if timeout > 0:
+            await asyncio.wait([self.ended], timeout=timeout)
+        self._drop()
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            # one who is about to write to it finds it closed
+            direct.close()
+
+    def _drop(self) -> None:
+        _drop(self._client, self._loop)
 
 
 def _drop(client: Client, loop: Loop) -> None:
@@ -141,14 +253,12 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
     if "user_credentials" in login:
         login["user_credentials"] = RawCredentials(login["user_credentials"])
     context = address.context()
-    client = _Client(deliver, tls=address.tls and not address.handshake_first)
+    client = _Client(tls=address.tls and not address.handshake_first)
 
     troubles: list[Exception] = []
 
     async def on_error(error: Exception) -> None:
         troubles.append(error)
-        if not client.over:
-            tell(error)
 
     options: dict[str, Any] = {"connect_timeout": settings.socket_connect_timeout}
     if server.tls_name:
@@ -161,8 +271,7 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
         await client.connect(
             servers=[f"nats://{server}"], error_cb=on_error, name=settings.client_name or "streambroker",
             allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0, dont_randomize=True,
-            ping_interval=PING_INTERVAL, max_outstanding_pings=1, inbox_prefix=address.inbox_prefix, **login,
-            **options)
+            inbox_prefix=address.inbox_prefix, **login, **options)
         if not client.is_connected:
             raise StoreConnectionError(f"{server} closed the connection during the login")
     except ModuleNotFoundError as error:
@@ -178,7 +287,9 @@ async def open_session(address: Address, server: Server, settings: Settings, loo
             # whatever the key's package raises; its text could show the key
             raise ConfigurationError(f"the key or the credentials are none: {type(error).__name__}") from None
         raise
-    return Session(client, address, server, loop)
+    session = Session(client, address, server, loop, deliver, tell)
+    await session.take_over()
+    return session
 
 
 def translate(error: BaseException, server: Server | None = None) -> StoreConnectionError:

@@ -1,8 +1,7 @@
-"""Settlements: queued from any thread, sent by the link's own.
+"""Settlements that are more than an acknowledgement: queued from any thread, sent by the link's own.
 
-Acks are single frames that nobody answers; the last ones before a break are sent again after it, which changes nothing
-where they had arrived. What gives a message back first says so in the holder's record and in the book, then tells the
-server: a crash between leaves the message with its lease.
+What gives a message back first says so in the holder's record and in the book, then tells the server: a crash between
+leaves the message with its lease.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...errors import StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery
-from ...together import Together
+from .acks import ACK, NAK, TERM
 from .api import ApiError
 from .books import Book
 from .delays import delay_frame
 from .envelope import Envelope
-from .frames import Frame, Reply, read_place
+from .frames import Frame
 from .graves import grave_frame
 from .streams import posix
 
@@ -33,27 +32,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ACK, NAK, TERM, BUSY = b"+ACK", b"-NAK", b"+TERM", b"+WPI"
-#: acks that are sent without waiting for more, and the longest wait of fewer (seconds)
-WINDOW, WINDOW_TIME = 16, 0.005
 #: how long others wait for more of them (seconds)
 TOGETHER = 0.002
-#: acks of so many seconds are sent again after a break
-DOUBTFUL = 5.0
 #: pause before settlements are tried again that the store did not take, and the longest wait for it to say that it has
 #: given messages back (seconds)
 AGAIN, LONGEST = 0.5, 2.0
 #: messages that are copied elsewhere at once
 COPIES = 50
-#: one try to have acks confirmed, at least when there is no patience, and the pause between two (seconds)
-TRY, LEAST, PAUSE = 3.0, 0.5, 0.1
 #: two times of one entry differ by less (seconds)
 SAME = 0.001
-
-
-def _consumer_of(reply: str) -> str:
-    """The part of an ack's subject that names the consumer."""
-    return reply.rsplit(".", 5)[0]
 
 
 class Settle(NamedTuple):
@@ -74,17 +61,12 @@ class Settles:
         self.start()
 
     def start(self) -> None:
-        #: subjects that acknowledge
-        self._acks: deque[str] = deque()
-        self._armed = False
-        self._sent: deque[tuple[float, str]] = deque(maxlen=5000)
         self._waiting: deque[Settle] = deque()
         self._busy = False
         self._called = False
-        self._together = Together(self._ack_together)
 
     def __len__(self) -> int:
-        return len(self._acks) + len(self._waiting) + self._busy
+        return len(self._engine.acks) + len(self._waiting) + self._busy
 
     @property
     def returning(self) -> bool:
@@ -106,83 +88,11 @@ class Settles:
                 last, since = len(self), time.monotonic()
             time.sleep(0.001)
 
-    # ------------------------------------------------------------------ acks, any thread
-    def ack(self, reply: str) -> None:
-        self._acks.append(reply)
-        if len(self._acks) >= WINDOW:
-            self.send_acks()
-        elif not self._armed:
-            self._armed = True
-            self._engine.link.call_soon(self._arm)
-
-    def _arm(self) -> None:
-        self._engine.link.call_later(WINDOW_TIME, self._window_over)
-
-    def _window_over(self) -> None:
-        self._armed = False
-        self.send_acks()
-
-    def send_acks(self) -> None:
-        """All that wait, unless the link is broken."""
-        replies = []
-        try:
-            while True:
-                replies.append(self._acks.popleft())
-        except IndexError:
-            pass
-        if not replies:
-            return
-        if self._engine.link.acknowledge(replies):
-            now = time.monotonic()
-            self._sent.extend([(now, reply) for reply in replies])
-        else:
-            self._acks.extendleft(reversed(replies))
-
-    def ack_now(self, reply: str) -> None:
-        """Returns when the server has confirmed. Raises StoreConnectionError after `publish_timeout`."""
-        self._together.do(reply)
-
-    def _ack_together(self, replies: list[str]) -> None:
-        """A consumer's acks are handled in their order, so the answer to its last one is for all."""
-        link, settings = self._engine.link, self._engine.settings
-        last = {_consumer_of(reply): reply for reply in replies}
-        others = [Frame(reply, ACK) for reply in replies if last[_consumer_of(reply)] != reply]
-        end = time.monotonic() + settings.publish_timeout
-        while True:
-            wait = min(TRY, settings.socket_timeout, max(LEAST, end - time.monotonic()))
-            epoch = link.epoch
-            sent = bool(others) and link.post(others)
-            answers = link.requests([Frame(reply, ACK) for reply in last.values()], wait)
-            # what was posted to a connection that broke meanwhile may be lost
-            whole = not others or sent and link.epoch == epoch
-            if whole and all(answer is not None and not answer.status for answer in answers):
-                return
-            if time.monotonic() >= end:
-                raise StoreConnectionError("the server does not confirm acknowledgements")
-            time.sleep(PAUSE)
-
     def reconnected(self) -> None:
         """In the link's thread."""
-        start = time.monotonic() - DOUBTFUL
-        again = [reply for when, reply in list(self._sent) if when >= start]
-        if again:
-            self._engine.link.acknowledge(again)
-        for reply in [*again, *list(self._acks)]:
-            place = read_place(Reply("", b"", reply))
-            if place is not None:
-                self._engine.claims.remember((place.stream, place.sequence), place.time)
-        self.send_acks()
         self._kick()
 
-    def last_acks(self) -> list[Frame]:
-        """The newest of each consumer in the last second: an answer to one of them tells that all before are done."""
-        start, newest = time.monotonic() - 1.0, {}
-        for when, reply in list(self._sent):
-            if when >= start:
-                newest[_consumer_of(reply)] = reply
-        return [Frame(reply, ACK) for reply in newest.values()]
-
-    # ------------------------------------------------------------------ the others, any thread
+    # ------------------------------------------------------------------ any thread
     def put(self, settle: Settle) -> None:
         self._waiting.append(settle)
         if not self._called:

@@ -28,7 +28,7 @@ class Settling:
         if self._settling(delivery):
             self._engine.holder.drop(delivery)
             self._engine.claims.acked(delivery.place)
-            self._engine.settles.ack(delivery.place.reply)
+            self._engine.acks.put(delivery.place.reply)
             self._close_book(delivery)
 
     def ack_now(self, delivery: Delivery) -> None:
@@ -37,7 +37,7 @@ class Settling:
         if delivery.place.overdue:
             self.ack(delivery)
             return
-        self._engine.settles.ack_now(delivery.place.reply)
+        self._engine.acks.confirm(delivery.place.reply)
         if self._settling(delivery):
             self._engine.holder.drop(delivery)
             self._engine.claims.acked(delivery.place)

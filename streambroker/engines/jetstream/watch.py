@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from ...message import Delivery
+from .acks import BUSY
 from .advisories import watch_advisories
 from .frames import Frame, Reply
 from .holder import Phase
 from .link import Listener
 from .record import Record
-from .settles import BUSY
 from .succession import REFRESH, Succession
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import StoreConnectionError
 from ...settings import Settings
+from ...sockets import bound_waits
 from .address import Address
 from .frames import Reply, read_reply
 from .session import Session
@@ -30,7 +31,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket, inbox: str) -> None:
         self._sock = sock
-        sock.settimeout(SLICE)
+        self._by_kernel = bound_waits(sock, SLICE)
         self._inbox = f"{inbox}.".encode()
         self._rest = b""
         self._greeted = False
@@ -60,21 +61,30 @@ class Wire:
             data = self._sock.recv(65536)
         except _NOT_NOW:
             return []
+        return self._took(data)
+
+    def look(self) -> list[tuple[int, Reply]]:
+        """As `receive`, without waiting."""
+        if not self._by_kernel:
+            self._sock.settimeout(0)
+            try:
+                return self.receive()
+            finally:
+                self._sock.settimeout(SLICE)
+        try:
+            data = self._sock.recv(65536, socket.MSG_DONTWAIT)
+        except _NOT_NOW:
+            return []
+        return self._took(data)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _took(self, data: bytes) -> list[tuple[int, Reply]]:
         if not data:
             raise StoreConnectionError("the server closed the connection")
         self.heard = time.monotonic()
         return self._read(data)
-
-    def look(self) -> list[tuple[int, Reply]]:
-        """As `receive`, without waiting."""
-        self._sock.settimeout(0)
-        try:
-            return self.receive()
-        finally:
-            self._sock.settimeout(SLICE)
-
-    def close(self) -> None:
-        self._sock.close()
 
     def _read(self, data: bytes) -> list[tuple[int, Reply]]:
         if self._rest:
@@ -93,8 +103,9 @@ class Wire:
                 head = int(words[-2]) if word == b"HMSG" else 0
                 body = data[next_line + head:next_line + size]
                 if words[1].startswith(self._inbox):
-                    answers.append((int(words[1][len(self._inbox):]),
-                                    read_reply(words[1], b"", body, data[next_line:next_line + head])))
+                    # nobody looks at the subject of an answer
+                    answers.append((int(words[1][len(self._inbox):]), Reply("", body) if not head else
+                                    read_reply(b"", b"", body, data[next_line:next_line + head])))
                 next_line += size + 2
             elif word == b"PING":
                 self._sock.sendall(b"PONG\r\n")

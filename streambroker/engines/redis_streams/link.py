@@ -15,6 +15,8 @@ import redis
 import redis.exceptions
 
 from ...errors import AuthenticationError, StoreConnectionError, StoreError, StoreUnavailable
+from ...readable import wait_readable
+from ...sockets import bound_waits
 from .resp import ReplyError, make_reader, pack
 
 Dial = Callable[[float], redis.Connection]
@@ -57,6 +59,7 @@ class Link:
         self._timeout = timeout
         self._connection: redis.Connection | None = None
         self._sock: Any = None
+        self._by_kernel = False
         self._reader = make_reader()
         self.opened = 0.0
 
@@ -85,7 +88,7 @@ class Link:
         self._connection = connection
         self._sock = connection._sock
         self._reader = make_reader()
-        self._sock.settimeout(self._timeout)
+        self._by_kernel = bound_waits(self._sock, self._timeout)
         self.opened = time.monotonic()
 
     def fileno(self) -> int:
@@ -181,6 +184,10 @@ class Link:
         try:
             if timeout == self._timeout:
                 data: bytes = sock.recv(65536)
+            elif self._by_kernel:
+                if timeout > 0 and not wait_readable([sock.fileno()], timeout):
+                    return None
+                data = sock.recv(65536, socket.MSG_DONTWAIT)
             else:
                 sock.settimeout(timeout)
                 try:
