@@ -264,7 +264,7 @@ class Purge(Operation):
 
     def before(self) -> None:
         super().before()
-        self.engine.publish(QUEUE, messages("waits", delay=300))
+        self.engine.publish(QUEUE, messages("waits", delay=4))
 
     def act(self) -> None:
         assert self.engine.inspector().purge(QUEUE) == len(BODIES) + 1
