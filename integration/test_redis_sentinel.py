@@ -119,9 +119,9 @@ def resumes(celery: CeleryRig, after: float) -> float:
     return float(wait_until(ended, 15, "jobs that came after the switch run", pause=0.05))
 
 
-def follows(group: SentinelGroup, celery: CeleryRig, how: str, pool: str) -> None:
+def follows(group: SentinelGroup, celery: CeleryRig, how: str, pool: str, url: str = "", **options: Any) -> None:
     """Under 100 messages a second, with two jobs that run all the time."""
-    celery.use(group.url(), master_name=group.name)
+    celery.use(url or group.url(), master_name=group.name, **options)
     worker = celery.worker(pool=pool, concurrency=8, start=False,
                            options=["--without-mingle", "--without-gossip"]).start(wait=False)
     celery.send("hold", "running-0")

@@ -45,6 +45,9 @@ TRANSPORTS = {
     "valkey-streams": "streambroker.kombu.transport:RedisStreamsTransport",
     "cluster-streams": "streambroker.kombu.cluster:ClusterStreamsTransport",
     "sentinel-streams": "streambroker.kombu.transport:SentinelStreamsTransport",
+    # as Kombu reads the later URLs of a list; of the first it takes the part before the plus
+    "cluster-streams+rediss": "streambroker.kombu.cluster:ClusterStreamsTransport",
+    "sentinel-streams+rediss": "streambroker.kombu.transport:SentinelStreamsTransport",
     "jetstream": "streambroker.kombu.transport:JetStreamTransport",
     "jetstream-tls": "streambroker.kombu.transport:JetStreamTransport",
     "streambroker-memory": "streambroker.kombu.transport:MemoryTransport",

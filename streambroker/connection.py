@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 REDIS_SCHEMES = frozenset({
     "redis", "rediss", "unix", "valkey", "valkeys", "redis-streams", "rediss-streams", "valkey-streams",
-    "redis-streams+unix", "redis-streams+socket", "sentinel-streams", "cluster-streams", "cluster-streams+redis",
-    "cluster-streams+rediss"})
+    "redis-streams+unix", "redis-streams+socket", "sentinel-streams", "sentinel-streams+rediss", "cluster-streams",
+    "cluster-streams+redis", "cluster-streams+rediss"})
 
 JETSTREAM_SCHEMES = frozenset({"jetstream", "jetstream-tls", "nats", "tls"})
 

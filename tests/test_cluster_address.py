@@ -57,6 +57,14 @@ def test_connect_and_dramatiq_know_the_scheme(url: str) -> None:
     broker.close()
 
 
+def test_kombu_may_go_to_the_next_url_with_tls() -> None:
+    connection = Connection("cluster-streams+rediss://a:7000;cluster-streams+rediss://b:7001")
+    first = connection.transport.endpoint()
+    connection.maybe_switch_next()
+    connection.maybe_switch_next()
+    assert connection.transport.endpoint().url == first.url
+
+
 def test_a_prefix_that_keeps_the_keys_of_a_queue_apart_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="prefix"):
         streambroker.connect("cluster-streams://a", prefix="{}x")

@@ -9,6 +9,7 @@ from kombu import Connection
 
 from streambroker import connect
 from streambroker.dramatiq import RedisStreamsBroker
+from streambroker.engines.redis_streams.client import Address
 from streambroker.engines.redis_streams.sentinel import SentinelAddress, read_sentinel
 from streambroker.errors import ConfigurationError
 from streambroker.kombu.conninfo import Endpoint
@@ -38,7 +39,27 @@ def test_login_and_database_are_those_of_the_primary() -> None:
         assert "p,w" not in repr(found)
         assert "p%2Cw" not in str(found)
     assert address("sentinel-streams://a", username="me", password="pw", db=2).database == 2
-    assert address("sentinel-streams://a", ssl=True, ssl_ca_certs="/ca.pem").tls
+
+
+def tls_of(found: SentinelAddress) -> list[tuple[bool, Any]]:
+    """Of the primary and of the sentinels: whether, and whom they trust."""
+    sentinels = Address("redis-streams://sentinel", found.sentinel_kwargs)
+    return [(each.tls, each.extra.get("ssl_ca_certs")) for each in (found, sentinels)]
+
+
+def test_tls() -> None:
+    """An option is about the primary, as in Kombu; the scheme about both, whose hosts are the sentinels."""
+    both, name = "sentinel-streams+rediss://a", "ssl_ca_certs"
+    assert tls_of(address("sentinel-streams://a", ssl=True, ssl_ca_certs="/ca")) == [(True, "/ca"), (False, None)]
+    assert tls_of(address("sentinel-streams://a", sentinel_kwargs={"ssl": True, name: "/ca"})) == [
+        (False, None), (True, "/ca")]
+    assert tls_of(address(both)) == [(True, None), (True, None)]
+    assert tls_of(address(f"{both}?{name}=/ca")) == [(True, "/ca"), (True, "/ca")]
+    assert tls_of(address(both, ssl_ca_certs="/ca", sentinel_kwargs={name: "/theirs"})) == [
+        (True, "/ca"), (True, "/theirs")]
+    assert tls_of(address(both, ssl_ca_certs="/ca", sentinel_kwargs={"ssl": False})) == [(True, "/ca"), (False, None)]
+    assert address("sentinel-streams+rediss://a:26379/0;Sentinel-Streams+rediss://b:26380;[::1]").sentinels == THREE
+    assert str(address(both)) == "sentinel-streams+rediss://a:26379/0 master mine"
 
 
 def test_options_may_be_in_the_query() -> None:
@@ -58,6 +79,8 @@ def test_options_may_be_in_the_query() -> None:
     ("sentinel-streams://a", {"sentinel_kwargs": {"pasword": "x"}}, "unknown name 'pasword'; known: .*password"),
     ("sentinel-streams://a", {"sentinel_kwargs": "x=y"}, "as a text it is JSON"),
     ("sentinel-streams://a", {"sentinel_kwargs": 3}, "is a dict"),
+    ("sentinel-streams://a", {"ssl_ca_certs": "/ca"}, "ssl_ca_certs without TLS: give ssl=True"),
+    ("sentinel-streams://a", {"sentinel_kwargs": {"ssl_ca_certs": "/ca"}}, "without TLS: give sentinel_kwargs={'ssl'"),
     ("sentinel-streams://a", {"mastername": "x"}, "did you mean master_name"),
     ("redis-streams://a", {"master_name": "x"}, "unknown option 'master_name'"),
 ])
@@ -84,6 +107,19 @@ def test_the_urls_of_a_list_are_one_group_wherever_kombu_stands() -> None:
     assert first.place == "sentinel-streams://a,b:26380,[::1]:26379/1"
 
 
+@pytest.mark.parametrize("url", [
+    "sentinel-streams+rediss://me:pw@a/1;sentinel-streams+rediss://b:26380;sentinel-streams+rediss://[::1]:26379",
+    "sentinel-streams+rediss://me:pw@a,b:26380,[::1]/1?ssl_ca_certs=/ca"])
+def test_the_scheme_with_tls_wherever_kombu_stands(url: str) -> None:
+    connection = Connection(url, transport_options={"master_name": "mine"}, ssl={"ca_certs": "/ca"})
+    first: Endpoint = connection.transport.endpoint()
+    connection.maybe_switch_next()
+    assert connection.transport.endpoint().key == first.key
+    found, _ = read_sentinel(first.url, first.options)
+    assert (found.sentinels, found.database, found.username, found.password) == (THREE, 1, "me", "pw")
+    assert tls_of(found) == [(True, "/ca"), (True, "/ca")]
+
+
 def test_one_url_of_kombus() -> None:
     connection = Connection("sentinel-streams://me:pw@h/2", transport_options={"master_name": "mine"})
     found, _ = read_sentinel(connection.transport.endpoint().url, {"master_name": "mine"})
@@ -91,7 +127,8 @@ def test_one_url_of_kombus() -> None:
 
 
 def test_dramatiq() -> None:
-    for options in ({"sentinels": [("a", 26379), ("b", 26380)]}, {"url": "sentinel-streams://a,b:26380"}):
+    for options in ({"sentinels": [("a", 26379), ("b", 26380)]}, {"url": "sentinel-streams://a,b:26380"},
+                    {"url": "sentinel-streams+rediss://a,b:26380"}):
         broker = RedisStreamsBroker(master_name="mine", **options)  # type: ignore[arg-type]
         assert broker.engine.address.sentinels == THREE[:2]  # type: ignore[attr-defined]
         broker.close()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from ..errors import ConfigurationError
 from ..settings import IGNORED, JetStreamSettings, SentinelSettings, Settings
@@ -101,19 +101,26 @@ def sentinel_endpoint(connection: Connection) -> Endpoint:
     options, adapter = _options(connection, REDIS_CLIENT | {"sentinels", "sentinel_kwargs"}, SentinelSettings)
     if connection.ssl:
         options["ssl"] = True
-    places, logins, paths = [], [], []
-    for url in [each for each in connection.alt if each and "://" in each]:
-        parts = urlsplit(url)
-        logins.append(parts.netloc.rpartition("@")[0])
-        places.append(parts.netloc.rpartition("@")[2])
-        paths.append(parts.path.strip("/"))
+    host = connection.hostname or "localhost"
+    # a lone URL with a plus is left to the transport
+    urls = [each.partition("://") for each in connection.alt or [host] if each and "://" in each]
+    places, logins, paths, queries = [], [], [], []
+    for _, _, rest in urls:
+        rest, _, query = rest.partition("?")
+        netloc, _, path = rest.partition("/")
+        login, _, place = netloc.rpartition("@")
+        places.append(place)
+        logins.append(login)
+        paths.append(path.strip("/"))
+        queries.append(query)
     if not places:
-        host = connection.hostname or "localhost"
         places.append(f"{f'[{host}]' if ':' in host else host}:{connection.port or 26379}")
     login = next(filter(None, logins), "") or _login(connection.userid, connection.password).rstrip("@")
     database = next(filter(None, paths), "") or (connection.virtual_host or "/").strip("/") or "0"
-    url = f"sentinel-streams://{login}{'@' if login else ''}{','.join(places)}/{database}"
-    return Endpoint(url, options, adapter)
+    secure = any(scheme.lower().endswith("rediss") for scheme, _, _ in urls)
+    scheme = "sentinel-streams+rediss" if secure else "sentinel-streams"
+    url = f"{scheme}://{login}{'@' if login else ''}{','.join(places)}/{database}"
+    return Endpoint(url, {**dict(parse_qsl(next(filter(None, queries), ""))), **options}, adapter)
 
 
 def jetstream_endpoint(connection: Connection) -> Endpoint:

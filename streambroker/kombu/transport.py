@@ -312,8 +312,8 @@ class RedisStreamsTransport(Transport):
 
 
 class SentinelStreamsTransport(Transport):
-    """`sentinel-streams://`: the primary that the sentinels name. The URLs of a failover list are sentinels of one
-    group."""
+    """`sentinel-streams://`, `sentinel-streams+rediss://` (TLS): the primary that the sentinels name. The URLs of a
+    failover list are sentinels of one group."""
 
     default_port = 26379
     driver_name = "streambroker redis-streams"

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -20,17 +20,25 @@ from redis.retry import Retry
 from ..embedded import ServerProcess, answers_ping, free_port
 from .servers import RedisServer, server_binary, wait_until
 
+if TYPE_CHECKING:
+    from .tls import Authority
+
 QUORUM = 2
 
 
 class Sentinel:
-    """One sentinel process. It writes to its configuration by itself."""
+    """One sentinel process. It writes to its configuration by itself. With an `authority` it speaks TLS to the servers
+    and to other sentinels, and takes encrypted links on `tls_port` beside plain ones on `port`."""
 
-    def __init__(self, kind: str, folder: Path, lines: list[str], password: str) -> None:
+    def __init__(self, kind: str, folder: Path, lines: list[str], password: str,
+                 authority: Authority | None = None) -> None:
         self.port = free_port()
+        self.tls_port = free_port()
         self.password = password
         configuration = folder / f"sentinel-{self.port}.conf"
         own = [f"port {self.port}", "bind 127.0.0.1", f"dir {folder}"]
+        if authority is not None:
+            own += authority.redis_lines(self.tls_port, "127.0.0.1")
         if password:
             own += [f"requirepass {password}", f"sentinel sentinel-pass {password}"]
         configuration.write_text("\n".join([*own, *lines]) + "\n")
@@ -51,24 +59,27 @@ class Sentinel:
 
 class SentinelGroup:
     """`min_replicas` is the primary's min-replicas-to-write, and each replica's, since it may become one. `password` is
-    the servers' own, `sentinel_password` the sentinels'. Raises ConfigurationError when there is no such server here.
+    the servers' own, `sentinel_password` the sentinels'. With an `authority` servers take encrypted links alone, with
+    certificates for `named`, and sentinels both. Raises ConfigurationError when there is no such server here.
     """
 
     def __init__(self, kind: str = "valkey", *, replicas: int = 2, sentinels: int = 3, min_replicas: int = 1,
-                 password: str = "", sentinel_password: str = "", name: str = "mymaster") -> None:
+                 password: str = "", sentinel_password: str = "", name: str = "mymaster",
+                 authority: Authority | None = None, named: str = "127.0.0.1") -> None:
         self.kind = kind
         self.name = name
         self._folder = Path(tempfile.mkdtemp(prefix="sb-sentinel-"))
         arguments = ["--min-replicas-to-write", str(min_replicas), "--repl-diskless-sync-delay", "0"]
-        first = RedisServer(kind, password=password, arguments=arguments)
-        self.servers = [first, *(RedisServer(kind, password=password, arguments=arguments, replica_of=first)
-                                 for _ in range(replicas))]
+        common: dict[str, Any] = {
+            "password": password, "arguments": arguments, "authority": authority, "named": named}
+        first = RedisServer(kind, **common)
+        self.servers = [first, *(RedisServer(kind, replica_of=first, **common) for _ in range(replicas))]
         lines = [f"sentinel monitor {name} 127.0.0.1 {first.port} {QUORUM}",
                  f"sentinel down-after-milliseconds {name} 1000", f"sentinel failover-timeout {name} 3000",
                  f"sentinel parallel-syncs {name} 2"]
         if password:
             lines.append(f"sentinel auth-pass {name} {password}")
-        self.sentinels = [Sentinel(kind, self._folder, lines, sentinel_password) for _ in range(sentinels)]
+        self.sentinels = [Sentinel(kind, self._folder, lines, sentinel_password, authority) for _ in range(sentinels)]
 
     def start(self) -> SentinelGroup:
         """Returns when all know each other, and a failover may begin."""
@@ -88,13 +99,15 @@ class SentinelGroup:
                 and len(replicas) == len(self.servers) - 1
                 and all(replica["master-link-status"] == "ok" for replica in replicas))
 
-    def url(self, db: int = 0, separator: str = ";") -> str:
-        """With a semicolon as Kombu wants it, with a comma as one URL."""
+    def url(self, db: int = 0, separator: str = ";", *, tls: bool = False) -> str:
+        """With a semicolon as Kombu wants it, with a comma as one URL. With `tls` of the sentinels' encrypted ports."""
         password = self.servers[0].password
         login = f":{password}@" if password else ""
+        scheme = "sentinel-streams+rediss" if tls else "sentinel-streams"
+        places = [f"127.0.0.1:{each.tls_port if tls else each.port}" for each in self.sentinels]
         if separator == ",":
-            return f"sentinel-streams://{login}{','.join(f'127.0.0.1:{s.port}' for s in self.sentinels)}/{db}"
-        return separator.join(f"sentinel-streams://{login}127.0.0.1:{s.port}/{db}" for s in self.sentinels)
+            return f"{scheme}://{login}{','.join(places)}/{db}"
+        return separator.join(f"{scheme}://{login}{place}/{db}" for place in places)
 
     def primary(self) -> RedisServer:
         """What the first sentinel that answers names."""

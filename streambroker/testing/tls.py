@@ -1,4 +1,4 @@
-"""TLS in front of a plain server, since servers from wheels are built without it.
+"""An authority for tests, and TLS in front of a plain server, since servers from wheels are built without it.
 
     authority = Authority(folder)
     with TlsFront(server.port, authority) as front:
@@ -34,6 +34,13 @@ class Authority:
         path = self._folder / f"{name}.pem"
         self._ca.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(str(path))
         return path
+
+    def redis_lines(self, port: int, name: str) -> list[str]:
+        """Lines of the configuration of a Redis or sentinel called `name`: TLS on `port`, and towards other servers,
+        whose names it does not check."""
+        own = self.server_file(name)
+        return [f"tls-port {port}", f"tls-cert-file {own}", f"tls-key-file {own}", f"tls-ca-cert-file {self.ca_file}",
+                "tls-auth-clients no", "tls-replication yes"]
 
     def server_context(self, name: str, *, ask_client: bool = False) -> ssl.SSLContext:
         """For a server called `name`; with `ask_client` clients must show a certificate of this authority."""

@@ -16,7 +16,7 @@ from .link import Link
 from .primary import dialing
 from .pull import Pull
 from .router import Router
-from .sentinel import SCHEME, read_sentinel
+from .sentinel import SCHEME, TLS_SCHEME, read_sentinel
 
 if TYPE_CHECKING:
     from .consumer import RedisConsumer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def read_address(url: str, options: Mapping[str, Any]) -> tuple[Address, Settings]:
     """What a URL and options say, of any kind. Raises ConfigurationError."""
-    if url.lower().startswith(f"{SCHEME}:"):
+    if url.lower().startswith((f"{SCHEME}:", f"{TLS_SCHEME}:")):
         return read_sentinel(url, options)
     client = {name: value for name, value in options.items() if name in CLIENT_OPTIONS}
     address = ClusterAddress(url, client) if is_cluster(url, client) else Address(url, client)

@@ -45,10 +45,13 @@ def translate(error: ReplyError) -> StoreError | StoreConnectionError:
     return StoreError(text)
 
 
-def _is_about_certificates(error: Exception) -> bool:
-    """Whether one side refused the other's certificate; redis-py wraps it."""
-    return any(isinstance(each, ssl.SSLError) and re.search("CERTIFICATE|UNKNOWN_CA", each.reason or "")
-               for each in (error, error.__cause__, error.__context__))
+def is_about_certificates(error: BaseException | None) -> bool:
+    """Whether one side refused the other's certificate; who connects wraps it."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and re.search("CERTIFICATE|UNKNOWN_CA", error.reason or ""):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Link:
@@ -82,7 +85,7 @@ class Link:
         except (redis.exceptions.RedisError, OSError) as error:
             if connection is not None:
                 connection.disconnect()  # type: ignore[no-untyped-call]
-            if _is_about_certificates(error):
+            if is_about_certificates(error):
                 raise AuthenticationError(f"no encrypted link, see the options ssl_*: {error}") from error
             raise StoreConnectionError(str(error) or type(error).__name__) from error
         self._connection = connection

@@ -160,7 +160,8 @@ class PrimaryWatch:
             if isinstance(error, (redis.exceptions.RedisError, OSError)):
                 raise redis.exceptions.ConnectionError(
                     f"{told(place)}, which the sentinels name as the primary {self._address.name!r}, cannot be used: "
-                    f"{error}; it must be reachable from here under that address") from (error.__cause__ or error)
+                    f"{error}; it must be reachable from here under that address, with "
+                    "TLS or without as the option ssl says") from (error.__cause__ or error)
             raise
         return connection
 

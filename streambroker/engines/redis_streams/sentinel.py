@@ -11,10 +11,12 @@ from urllib.parse import parse_qsl, urlsplit
 from ...errors import AuthenticationError, ConfigurationError, StoreConnectionError, StoreError
 from ...settings import SentinelSettings, Settings, read_settings
 from .client import CLIENT_OPTIONS, Address, dialer
-from .link import Link, translate
+from .link import Link, is_about_certificates, translate
 from .resp import ReplyError, pack, text_of
 
 SCHEME = "sentinel-streams"
+#: with TLS to everybody
+TLS_SCHEME = f"{SCHEME}+rediss"
 PORT = 26379
 #: longest wait for each step of a link to a sentinel, unless `sentinel_kwargs` has another `socket_timeout`
 PATIENCE = 1.0
@@ -35,18 +37,25 @@ def told(place: Place) -> str:
 
 class SentinelAddress(Address):
     """Of a primary that has no address of its own. `sentinels` in the order given; login, database and TLS are those of
-    the primary, the sentinels' own are in `sentinel_kwargs`."""
+    the primary, the sentinels' own are in `sentinel_kwargs`. Where the scheme asks for TLS the sentinels have the
+    primary's, unless that says otherwise."""
 
     def __init__(self, sentinels: tuple[Place, ...], settings: SentinelSettings, plain: str,
                  options: Mapping[str, Any], sentinel_kwargs: Any) -> None:
         super().__init__(plain, options)
+        everywhere = plain.startswith("rediss")
+        self._scheme = TLS_SCHEME if everywhere else SCHEME
+        if not everywhere:
+            _encrypted(options, f"give ssl=True, for the primary, or write {TLS_SCHEME}://, for the sentinels too")
         self.sentinels = sentinels
         self.name = settings.master_name
         self.min_others = settings.min_other_sentinels
-        self.sentinel_kwargs = _checked(sentinel_kwargs)
+        shared = {name: value for name, value in options.items() if name.startswith("ssl") and value is not None}
+        self.sentinel_kwargs = {**({**shared, "ssl": self.tls} if everywhere else {}), **_checked(sentinel_kwargs)}
+        _encrypted(self.sentinel_kwargs, "give sentinel_kwargs={'ssl': True, ...}")
 
     def __str__(self) -> str:
-        return f"{SCHEME}://{','.join(map(told, self.sentinels))}/{self.database} master {self.name}"
+        return f"{self._scheme}://{','.join(map(told, self.sentinels))}/{self.database} master {self.name}"
 
     __repr__ = __str__
 
@@ -54,11 +63,12 @@ class SentinelAddress(Address):
 def read_sentinel(url: str, options: Mapping[str, Any]) -> tuple[SentinelAddress, SentinelSettings]:
     """From `sentinel-streams://[user:password@]host[:port],host:port.../database`, where a semicolon and the scheme
     again may stand in place of a comma, and options, which may be in its query too. Raises ConfigurationError."""
-    rest, _, query = url.partition("://")[2].partition("?")
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
     known = {**dict(parse_qsl(query)), **{name: value for name, value in options.items() if value is not None}}
     places: list[Place] = []
     login = database = ""
-    for part in re.split(rf"(?i)[;,](?:{SCHEME}://)?", rest):
+    for part in re.split(rf"(?i)[;,](?:{SCHEME}(?:\+rediss)?://)?", rest):
         netloc, _, path = part.partition("/")
         head, _, place = netloc.rpartition("@")
         login, database = login or head, database or path.strip("/")
@@ -74,7 +84,8 @@ def read_sentinel(url: str, options: Mapping[str, Any]) -> tuple[SentinelAddress
     if not settings.master_name:
         raise ConfigurationError(f"{SCHEME}:// needs the option master_name: the name in the sentinels' "
                                  "`sentinel monitor` line")
-    plain = f"redis-streams://{login}{'@' if login else ''}primary/{database}"
+    start = "rediss-streams" if scheme.lower() == TLS_SCHEME else "redis-streams"
+    plain = f"{start}://{login}{'@' if login else ''}primary/{database}"
     address = SentinelAddress(tuple(dict.fromkeys(places)) or (("localhost", PORT),), settings, plain, client, kwargs)
     return address, settings
 
@@ -115,6 +126,13 @@ def _checked(given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in _LOGIN and value is not None}
 
 
+def _encrypted(options: Mapping[str, Any], remedy: str) -> None:
+    """Nobody who names a certificate means a plain link."""
+    named = [name for name, value in options.items() if name.startswith("ssl_") and value is not None]
+    if named and options.get("ssl") is None:
+        raise ConfigurationError(f"option {named[0]} without TLS: {remedy}")
+
+
 class Answer(NamedTuple):
     """The primary, and in which configuration epoch: each failover raises it, so a lower one is out of date."""
 
@@ -147,6 +165,9 @@ class Sentinels:
             if found is None:
                 raise StoreError(self._unknown(link.call("SENTINEL", "MASTERS")))
         except AuthenticationError as error:
+            if is_about_certificates(error):
+                raise AuthenticationError(f"sentinel {told(place)}: {error}; the sentinels' own are given in "
+                                          "sentinel_kwargs={'ssl': True, 'ssl_ca_certs': ...}") from error
             raise AuthenticationError(f"sentinel {told(place)} refuses the login: {error}; the sentinels' own is given "
                                       "in sentinel_kwargs={'username': ..., 'password': ...}") from error
         except StoreConnectionError as error:
