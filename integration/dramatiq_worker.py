@@ -25,11 +25,11 @@ READY = "ready for action"
 APP = "integration.apps.dramatiq_app"
 
 
-def dramatiq_place(server: RedisServer | NatsServer) -> tuple[type[StreamBroker], str]:
-    """The broker for that server and its URL."""
+def dramatiq_place(server: RedisServer | NatsServer, port: int = 0) -> tuple[type[StreamBroker], str]:
+    """The broker for that server and its URL; `port` puts a proxy's in its place."""
     if isinstance(server, NatsServer):
-        return JetStreamBroker, server.url().replace("jetstream://", "nats://")
-    return RedisStreamsBroker, server.url().replace("redis-streams://", "redis://")
+        return JetStreamBroker, server.url(port=port).replace("jetstream://", "nats://")
+    return RedisStreamsBroker, server.url(port=port).replace("redis-streams://", "redis://")
 
 
 class DramatiqRig:
@@ -42,8 +42,9 @@ class DramatiqRig:
         self.ledger = ledger
         self.flags = folder / "flags"
         self.flags.mkdir(exist_ok=True)
-        self.settings: dict[str, Any] = {"broker": kind.__name__, "options": {"url": url, "prefix": prefix, **options},
-                         "ledger": str(ledger.path), "flags": str(self.flags)}
+        self.settings: dict[str, Any] = {
+            "broker": kind.__name__, "options": {"url": url, "prefix": prefix, **options},
+            "ledger": str(ledger.path), "flags": str(self.flags)}
         self.broker = kind(url=url, prefix=prefix, **options)
         self.broker.declare_queue("default")
         self._others: list[StreamBroker] = []

@@ -26,7 +26,7 @@ from streambroker.testing.faults import Proxy
 from streambroker.testing.natsserver import NatsServer
 from streambroker.testing.servers import wait_until
 
-# on Valkey alone unless `--server` asks for more: the adapter does most of it, and it takes minutes
+# most on Valkey alone unless `--server` asks for more: the adapter does most of it, and it takes minutes
 
 #: what the programs below have in common: `crowd(name)` publishes from eight threads and notes it in the ledger
 _PROGRAM = """
@@ -201,6 +201,7 @@ def test_publishing_from_greenlets(fresh: Callable[..., Server], celery: CeleryR
 
 # ---------------------------------------------------------------- lost answers
 
+@pytest.mark.stores
 @pytest.mark.parametrize("patience", [10.0, 0.0], ids=["repeated by us", "repeated by Kombu"])
 @pytest.mark.parametrize(("place", "options"), [
     ({}, {}), ({"step": 1}, {"priority": 3}), ({"delayed": True}, {"countdown": 60})],

@@ -45,6 +45,7 @@ def jobs(count: int, name: str = "job") -> list[str]:
 
 
 class TestKilled:
+    @pytest.mark.usefixtures("at_base")
     def test_what_it_had_runs_elsewhere_within_five_seconds_by_default(self, start: Start) -> None:
         rig = start()
         names = jobs(4)
@@ -52,7 +53,7 @@ class TestKilled:
         for name in names:
             rig.send("hold", name)
         wait_until(lambda: len(rig.ledger.ids("start")) >= 2, 20, "two of them run")
-        rig.command(threads=4)
+        survivor = rig.command(threads=4)
         # the store has heard who holds what
         time.sleep(1.5)
         doomed.kill()
@@ -61,6 +62,7 @@ class TestKilled:
         rig.wait("end", *names, seconds=10)
         assert max(line.at for line in rig.ledger.lines("end")) - killed < 5
         rig.broker.join("default", timeout=5000)
+        survivor.stop()
 
     def test_after_the_lease_without_proof(self, start: Start) -> None:
         rig = start(visibility_timeout=3000, proof_of_death=False)

