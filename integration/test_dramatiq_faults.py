@@ -26,7 +26,7 @@ pytestmark = pytest.mark.stores
 
 PREFIX = "faults"
 #: ms
-LEASE = 2500
+LEASE = 2000
 SOON = 10.0
 #: lines that one fault may cost in the log of a process
 LINES = 30
@@ -83,7 +83,7 @@ def shared_crew(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("faults")
     with make_server(kind, **can_be_full(kind)) as server, Proxy(server.port) as proxy:
         rig = DramatiqRig(server, folder, Ledger(folder / "ledger.jsonl"), PREFIX, visibility_timeout=LEASE,
-                          publish_timeout=2000, socket_timeout=2.0, block_timeout=2000)
+                          publish_timeout=2000, socket_timeout=1.0, block_timeout=1000)
         try:
             direct = rig.command(threads=8)
             rig.settings["options"]["url"] = dramatiq_place(server, proxy.port)[1]
