@@ -160,8 +160,10 @@ def test_what_a_dead_worker_held_keeps_its_priority_and_its_prefix(server: Serve
     assert sorted((each.message.body, each.count) for each in back) == [(b"0a", 2), (b"0b", 2), (b"1a", 2)]
     # a nats-server serves what comes back in the order in which it does
     consumer.hand_back(sorted([*got, *back], key=lambda each: each.message.body))
+    consumer.close()
     engine.publish("q", messages("0c"))
-    found = bodies(drain(consumer, 7))
+    wait_until(lambda: engine.inspector().stats("q").ready == 7, 5, "all is back")
+    found = bodies(drain(engine.consume(["q"]), 7))
     assert [name[0] for name in found] == [*"0001122"]
     # what a nats-server's consumer had no room for in a moment goes back behind its neighbours
     assert found[:3] == ["0a", "0b", "0c"]
