@@ -134,7 +134,8 @@ class Inspector(Protocol):
     def dead_remove(self, queue: str, ids: Collection[str]) -> int: ...
 
     def replay(self, queue: str, ids: Collection[str]) -> int:
-        """Put dead letters back into their queue, as new deliveries; each moves in one step, none is lost or copied."""
+        """Put dead letters back into their queue, as new deliveries. None is lost, nor copied when a replay that was
+        broken off is repeated soon."""
 
     def delayed(self, queue: str) -> Iterator[Delayed]:
         """In no particular order."""

@@ -1,8 +1,8 @@
 """The book of a message: what the server's delivery count does not tell.
 
-It says how often the message came back uncounted, and whether it is on trial. Written before the message goes back, so
-a crash between the two undercounts one delivery and never doubles or buries anything. Only messages that were
-delivered before are looked up.
+It says how often the message came back uncounted, whether it is on trial, and whether it is leaving its queue. Written
+before the message goes, so a crash between the two undercounts one delivery and never doubles or buries anything, and
+who gets a message next that was about to leave ends that. Only messages that were delivered before are looked up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from .api import ApiError
@@ -35,16 +35,31 @@ KEEP = 30 * 86400
 WINDOW = 200
 
 
+class Leaving(NamedTuple):
+    """Where a message goes: `mode` is dead or later. `holder` is who is guilty of nothing but of having died with it,
+    `by` who sends it away; `due` the POSIX time in ms until which it waits, `delay` how long that was at first."""
+
+    mode: str
+    reason: str
+    holder: str
+    by: str
+    deliveries: int
+    due: int
+    delay: float
+
+
 @dataclass(frozen=True, slots=True)
 class Book:
     """`returns`: deliveries that do not count. `trial`: who has, or had, the message as its last chance, at delivery
-    `at` of the server's count, and whether `alone`. `bounces`: how often it was passed on to others."""
+    `at` of the server's count, and whether `alone`. `bounces`: how often it was passed on to others. `leaving`: its
+    copy elsewhere is stored, or was about to be."""
 
     returns: int = 0
     trial: str = ""
     at: int = 0
     alone: bool = False
     bounces: int = 0
+    leaving: Leaving | None = None
 
     def lost_on_trial(self, raw: int) -> bool:
         """Whether the delivery before this one was a trial that nobody ended."""
@@ -166,7 +181,8 @@ class Books:
 def _decode(data: bytes) -> Book:
     try:
         found = json.loads(data)
+        leaving = found.get("leaving")
         return Book(int(found["returns"]), str(found["trial"]), int(found["at"]), bool(found["alone"]),
-                    int(found["bounces"]))
+                    int(found["bounces"]), None if leaving is None else Leaving(*leaving))
     except (ValueError, KeyError, TypeError):
         return Book()

@@ -213,9 +213,13 @@ class Intake:
             self._consumer.admit(lane, delivery)
 
     def _judge(self, delivery: Delivery, envelope: Envelope) -> bool:
-        """Count it; True when it is convicted of having killed its workers."""
+        """Count it; True when it is none to hand out: it is convicted of having killed its workers, or leaves."""
         engine, place = self._engine, delivery.place
         book = place.book or Book()
+        if book.leaving is not None:
+            # who sent it away died in the midst of that
+            self._leave(delivery, Settle.resumed(delivery, book.leaving, engine.streams.now()))
+            return True
         delivery.count = max(1, envelope.before + place.raw - book.returns)
         limit, lost = engine.queues.limit_of(delivery.queue), delivery.count - 1
         if not limit or not lost:
@@ -229,10 +233,15 @@ class Intake:
 
     def _refuse(self, delivery: Delivery, reason: str, holder: str = "") -> None:
         """To the dead letters, unseen."""
-        self._consumer.refund()
         if self._consumer.no_ack:
+            self._consumer.refund()
             self._engine.acks.put(delivery.place.reply)
-            return
+        else:
+            self._leave(delivery, Settle("dead", delivery, 0.0, reason, holder))
+
+    def _leave(self, delivery: Delivery, settle: Settle) -> None:
+        """It is handed out to nobody."""
+        self._consumer.refund()
         delivery.settled = True
         self._engine.let_go(delivery)
-        self._engine.settles.put(Settle("dead", delivery, 0.0, reason, holder))
+        self._engine.settles.put(settle)

@@ -18,8 +18,8 @@ from ...errors import StoreConnectionError, StoreError
 from ...message import DeadLetter, Delivery
 from .acks import ACK, NAK, TERM
 from .api import ApiError
-from .books import Book
-from .delays import delay_frame
+from .books import Book, Leaving
+from .delays import BRIEF, delay_frame
 from .envelope import Envelope
 from .frames import Frame
 from .graves import grave_frame
@@ -44,13 +44,30 @@ SAME = 0.001
 
 
 class Settle(NamedTuple):
-    """`mode` is back, nack, later, dead or pass (back, and not to us at once)."""
+    """`mode` is back, nack, later, dead or pass (back, and not to us at once). `holder` died with it on trial; `by`
+    began to send it away and did not get to the end."""
 
     mode: str
     delivery: Delivery
     delay: float = 0.0
     reason: str = ""
     holder: str = ""
+    by: str = ""
+
+    @classmethod
+    def resumed(cls, delivery: Delivery, leaving: Leaving, now: float) -> Settle:
+        """What another process has begun, so that the ids of the copies are the same. `now` is POSIX."""
+        delivery.count = leaving.deliveries
+        delay = 0.0
+        if leaving.mode == "later":
+            # as long as it goes the same way as the first copy, which may be stored
+            delay = max(leaving.due / 1000 - now, min(leaving.delay, BRIEF))
+        return cls(leaving.mode, delivery, delay, leaving.reason, leaving.holder, leaving.by)
+
+    def leaving(self, by: str, now: float) -> Leaving:
+        """For the book."""
+        return Leaving(self.mode, self.reason, self.holder, self.by or by, self.delivery.count,
+                       int((now + self.delay) * 1000), self.delay)
 
 
 class Settles:
@@ -143,6 +160,9 @@ class Settles:
                     place.book = replace(book, returns=book.returns + 1, trial="",
                                          bounces=book.bounces + (settle.mode == "pass"))
                 books.append(engine.books.frame(place))
+            elif settle.mode in ("dead", "later"):
+                books.append(engine.books.frame(place, leaving=settle.leaving(
+                    engine.holder.name, engine.streams.now())))
             elif settle.mode == "nack" and place.book is not None and place.book.trial:
                 books.append(engine.books.frame(place, trial=""))
         if books:
@@ -228,7 +248,8 @@ class Settles:
         """To the dead letters; from the queue only when it is stored there."""
         engine, delivery = self._engine, settle.delivery
         number = await engine.streams.store(
-            grave_frame(engine, delivery, settle.reason, settle.holder or engine.holder.name), engine.names.dead)
+            grave_frame(engine, delivery, settle.reason, settle.holder or settle.by or engine.holder.name),
+            engine.names.dead)
         if not engine.link.post([Frame(delivery.place.reply, TERM)]):
             raise StoreConnectionError("the link broke")
         engine.books.close(delivery.place)
