@@ -31,6 +31,8 @@ class Operation:
 
     copies: ClassVar[tuple[int, ...]] = (1,)
     done: ClassVar[tuple[int, ...]] = (1,)
+    #: how often each may have been delivered in the end
+    deliveries: ClassVar[int] = 2
     options: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, engine: Engine) -> None:
@@ -118,6 +120,8 @@ class TakeDue(Take):
 
 class TakeWhatAnotherHeld(Take):
     """Its holder has let its lease run out."""
+
+    deliveries = 3
 
     def before(self) -> None:
         super().before()
@@ -248,7 +252,7 @@ class Forward(Graves):
 class Waiting(Operation):
     def before(self) -> None:
         self.engine.declare(QueueSpec(QUEUE))
-        self.engine.publish(QUEUE, [Message(body.encode(), id=body, delay=3.0) for body in BODIES])
+        self.engine.publish(QUEUE, [Message(body.encode(), id=body, delay=6.0) for body in BODIES])
 
 
 class Revoke(Waiting):
