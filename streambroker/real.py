@@ -48,6 +48,11 @@ def make_lock() -> _thread.LockType:
     return lock
 
 
+def make_reentrant_lock() -> Any:
+    """The same, which its OS thread may take again."""
+    return original("_thread", "RLock")()
+
+
 class Wakeup:
     """A pipe that wakes a select from any thread or greenlet. `set` never blocks: reads and writes are those of
     `posix`, since eventlet makes the ones of `os` wait. Who waits looks for what he waits for after `clear`, who sets

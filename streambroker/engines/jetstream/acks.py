@@ -60,19 +60,28 @@ class Acks:
             self.send()
         elif not self._armed:
             self._armed = True
-            self._engine.link.call_soon(self._arm)
+            try:
+                self._engine.link.call_soon(self._arm)
+            except BaseException:
+                # a time limit, say: the next one does it
+                self._armed = False
+                raise
 
     def _arm(self) -> None:
         self._engine.link.call_later(WINDOW_TIME, self._window_over)
 
     def _window_over(self) -> None:
-        self._armed = False
         if self._waiting or self._count != self._counted:
             # there will be more: that this thread wakes by itself costs less than to be woken
             self._counted = self._count
-            self._armed = True
             self._arm()
             self.send_due(time.monotonic())
+            return
+        self._armed = False
+        if self._waiting and not self._armed:
+            # it came before that was known
+            self._armed = True
+            self._arm()
 
     def send_due(self, now: float) -> None:
         """Those that have waited for others long enough."""

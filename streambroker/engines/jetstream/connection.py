@@ -27,7 +27,8 @@ from .waiter import Waiter
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
+#: between tries (seconds); a connection that ends within _BRIEF was no better than none
+_FIRST_PAUSE, _LONGEST_PAUSE, _BRIEF = 0.1, 1.0, 0.25
 #: after so long an answer is overdue, and how long the answer to a ping may then take (seconds)
 OVERDUE, PONG = 1.0, 1.5
 _INBOX = 0
@@ -54,7 +55,7 @@ class Connection:
         self._subscribed: dict[int, Subscribed] = {}
         self._sids = itertools.count(_INBOX + 1)
         self.answers = Answers(f"{address.inbox_prefix}.{secrets.token_hex(11)}")
-        #: (epoch, commands): what was meant for one connection is never sent on a later one
+        #: (epoch, commands): what was meant for one connection never goes to a later one
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._woken = False
         self._doubted = False
@@ -137,13 +138,16 @@ class Connection:
         self._outgoing.append((epoch, data))
         if not self._woken:
             self._woken = True
-            return thread.call_soon(self._write_out)
+            try:
+                return thread.call_soon(self._write_out)
+            except BaseException:
+                self._woken = False  # a time limit, say
+                raise
         return True
 
     def doubt(self) -> None:
         """An answer is overdue: a connection that answers no ping either is ended. From any thread."""
-        thread = self._thread
-        if thread is not None and not self._doubted:
+        if (thread := self._thread) is not None and not self._doubted:
             self._doubted = True
             thread.call_soon(lambda: thread.spawn(self._ping()))
 
@@ -156,10 +160,8 @@ class Connection:
 
     def call_next(self, callback: Callable[[], None]) -> None:
         """Call it when everything that was read with the present message is handled."""
-        if self._session is not None:
-            self._session.call_next(callback)
-        else:
-            self.thread.loop.call_soon(callback)
+        call = self.thread.loop.call_soon if self._session is None else self._session.call_next
+        call(callback)
 
     async def subscribe(self, subject: str, handler: Callable[[Reply], None]) -> int:
         """Its number, when the server knows of it. Raises StoreConnectionError, StoreError."""
@@ -228,8 +230,7 @@ class Connection:
         if sid == _INBOX:
             self.answers.take(message)
             return
-        subscribed = self._subscribed.get(sid)
-        if subscribed is not None:
+        if (subscribed := self._subscribed.get(sid)) is not None:
             try:
                 subscribed.handler(message)
             except Exception:
@@ -238,8 +239,7 @@ class Connection:
     def _complain(self, error: Exception) -> None:
         """The server, or nats-py, says something is wrong."""
         text = str(error).removeprefix("nats: ")
-        found = _DENIED.search(text.lower())
-        if found is None:
+        if (found := _DENIED.search(text.lower())) is None:
             self._failure = error
             logger.debug("%s: %s", self.address, text)
             return
@@ -256,15 +256,17 @@ class Connection:
         try:
             while not self.closed:
                 session = await self._connect()
+                since = time.monotonic()
                 if session is not None:
-                    pause = _FIRST_PAUSE
                     await asyncio.wait([session.ended])
                     await self._lost(session)
+                    if time.monotonic() - since > _BRIEF:
+                        pause = _FIRST_PAUSE
+                        continue
                 elif self.refused and not self.epoch:
                     return
-                else:
-                    await asyncio.sleep(pause * random.uniform(0.7, 1.0))
-                    pause = min(pause * 2, _LONGEST_PAUSE)
+                await asyncio.sleep(pause * random.uniform(0.7, 1.0))
+                pause = min(pause * 2, _LONGEST_PAUSE)
         finally:
             self._supervised = False
             self._wake_openers()

@@ -143,7 +143,8 @@ def read_place(reply: Reply) -> AckPlace | None:
 
 
 def read_reply(subject: bytes, reply: bytes, data: bytes, block: bytes | None) -> Reply:
+    # other programs may use any bytes
+    names = subject.decode(errors="replace"), reply.decode(errors="replace")
     if not block:
-        return Reply(subject.decode(), data, reply.decode())
-    status, headers = read_headers(block)
-    return Reply(subject.decode(), data, reply.decode(), status, headers)
+        return Reply(names[0], data, names[1])
+    return Reply(names[0], data, names[1], *read_headers(block))

@@ -8,6 +8,7 @@ import asyncio
 import copy
 import json
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ import nats.errors
 from nats.aio.client import Client, RawCredentials
 
 from ...errors import AuthenticationError, ConfigurationError, StoreConnectionError, StoreUnavailable
-from ...real import make_lock, original
+from ...real import make_reentrant_lock, original
 from ...settings import Settings
 from .address import Address, Server
 from .loop import Loop
@@ -24,6 +25,8 @@ from .words import Deliver, Words
 
 #: pause until the loop's thread tries again to write while another one does (seconds)
 AGAIN = 0.001
+#: so many times when a connection ends; then its socket is left to the collector
+PATIENCE = 100
 #: a dead connection is noticed after one to two of these
 PING_INTERVAL = 10
 _REFUSED = ("authorization violation", "authentication expired", "authentication revoked")
@@ -64,8 +67,8 @@ class Session:
         self._pongs: deque[asyncio.Future[None] | None] = deque()
         self._words = Words(loop, deliver, self._hear)
         self._over = False
-        #: held by who sends
-        self._lock = make_lock()
+        #: held by who sends; reentrant for a signal's handler that sends in the midst of it
+        self._lock = make_reentrant_lock()
         self._midway = False
         self._unsent: deque[bytes] = deque()
         self._transport: Any = client._transport._io_writer.transport  # type: ignore[union-attr]
@@ -86,6 +89,9 @@ class Session:
         reader: Any = client._transport._io_reader  # type: ignore[union-attr]
         early = bytes(client._ps.buf) + bytes(reader._buffer)
         self._transport.set_protocol(self._words)
+        if self._direct is not None:
+            # so that `full` tells of every byte that waits
+            self._transport.set_write_buffer_limits(high=0)
         if reader.at_eof() or self._transport.is_closing():
             self._words.connection_lost(None)
             return
@@ -93,7 +99,7 @@ class Session:
         self._transport.resume_reading()
         if early:
             self._words.data_received(early)
-        self._loop.call_later(PING_INTERVAL, self._look, self._words.heard)
+        self._loop.call_later(PING_INTERVAL, self._look, self._words.heard, False)
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -131,24 +137,29 @@ class Session:
     def send_now(self, data: bytes) -> bool:
         """From any thread, without waking the loop's. False, and nothing is sent, when something has to be sent before,
         or there is no way past the loop (TLS)."""
-        if not self._lock.acquire(blocking=False):
+        busy = self._midway
+        if busy:
             return False
-        try:
-            if self._direct is None or self._midway or self._unsent or self._transport.get_write_buffer_size():
+        # only this statement lets go of the lock wherever an exception comes
+        with self._lock:
+            if self._midway:
                 return False
             # a time limit may end this at any place: the rest of a command must not be lost
             self._midway = True
+            direct = self._direct
+            if direct is None or self._unsent or self._words.full:
+                self._midway = False
+                return False
             try:
-                sent = self._direct.send(data)
+                sent = direct.send(data)
             except OSError:
                 # full, or broken: the loop will tell
                 self._midway = False
                 return False
             if sent < len(data):
-                self._unsent.append(data[sent:])
+                # the loop may have put something there meanwhile
+                self._unsent.appendleft(data[sent:])
             self._midway = False
-        finally:
-            self._lock.release()
         if self._unsent:
             try:
                 self._loop.call_soon_threadsafe(self._write_unsent)
@@ -175,19 +186,20 @@ class Session:
         self._pongs.append(pong)
         self.write(b"PING\r\n")
 
-    def _look(self, heard: float) -> None:
+    def _look(self, heard: float, asked: bool) -> None:
         """A connection that has nothing to say for an interval is asked, one that does not answer is dead."""
         if not self.alive:
             return
         if self._words.heard > heard:
-            heard = self._words.heard
-        elif self._pongs:
+            heard, asked = self._words.heard, False
+        elif asked:
             self._tell(StoreConnectionError(f"{self.server} answers no more"))
             self._drop()
             return
         else:
             self._ping(None)
-        self._loop.call_later(PING_INTERVAL, self._look, heard)
+            asked = True
+        self._loop.call_later(PING_INTERVAL, self._look, heard, asked)
 
     # ------------------------------------------------------------------ hearing
     def _hear(self, operation: bytes, rest: bytes) -> None:
@@ -228,10 +240,27 @@ class Session:
         if timeout > 0:
             await asyncio.wait([self.ended], timeout=timeout)
         self._drop()
-        direct, self._direct = self._direct, None
-        if direct is not None:
-            # one who is about to write to it finds it closed
-            direct.close()
+        await self._close_direct()
+
+    async def _close_direct(self) -> None:
+        direct = self._direct
+        if direct is None:
+            return
+        try:
+            # forked children may have it, too: closing alone would not end it
+            direct.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is broken
+        for _ in range(PATIENCE):
+            # not while someone writes to it: its number could be another file's at that moment
+            if self._lock.acquire(blocking=False):
+                try:
+                    self._direct = None
+                    direct.close()
+                finally:
+                    self._lock.release()
+                return
+            await asyncio.sleep(AGAIN)
 
     def _drop(self) -> None:
         _drop(self._client, self._loop)

@@ -114,7 +114,12 @@ class Settles:
         self._waiting.append(settle)
         if not self._called:
             self._called = True
-            self._engine.link.call_soon(self._soon)
+            try:
+                self._engine.link.call_soon(self._soon)
+            except BaseException:
+                # a time limit, say: the next one does it
+                self._called = False
+                raise
 
     def _soon(self) -> None:
         # those of one moment go together, in the order of the queue

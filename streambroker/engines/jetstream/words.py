@@ -25,6 +25,8 @@ class Words(asyncio.Protocol):
         self._needed = 0
         self._reading = False
         self._after: list[Callable[[], None]] = []
+        #: whether something that is to be sent waits for the socket
+        self.full = False
         #: monotonic time of the last word
         self.heard = time.monotonic()
         #: ends with the connection, whatever ends it
@@ -33,6 +35,12 @@ class Words(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
 
     def call_next(self, callback: Callable[[], None]) -> None:
         """Call it when everything that was read with the present message is handled."""
@@ -52,14 +60,15 @@ class Words(asyncio.Protocol):
         self._reading = True
         try:
             read = self._read(data)
+            if read < len(data):
+                self._begun += memoryview(data)[read:]
         finally:
+            # also before an end: those who wait for it would wait for ever
             self._reading = False
-        if read < len(data):
-            self._begun += memoryview(data)[read:]
-        if self._after:
-            after, self._after = self._after, []
-            for callback in after:
-                callback()
+            if self._after:
+                after, self._after = self._after, []
+                for callback in after:
+                    callback()
 
     def _read(self, data: bytes) -> int:
         """Handle all that is whole; where the rest begins."""
@@ -75,6 +84,8 @@ class Words(asyncio.Protocol):
             # [H]MSG <subject> <sid> [reply] [header bytes] <bytes>
             words = data[start:end].split()
             size, body = int(words[-1]), end + 2
+            if size < 0:
+                raise ValueError(f"a message of {size} bytes")
             if len(data) < body + size + 2:
                 self._needed = body + size + 2 - start
                 break
