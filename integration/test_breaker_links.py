@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from integration.ledger import Ledger
 from integration.rig import CeleryRig
 from integration.stores import Server
 from streambroker import connect
 from streambroker.engine import Engine
+from streambroker.engines.redis_streams.link import Link
 from streambroker.errors import StoreConnectionError
 from streambroker.message import Message
 from streambroker.testing.conformance.kit import bodies, drain, messages
@@ -135,6 +137,23 @@ def test_a_publish_that_a_time_limit_cuts_does_not_mix_with_the_next(
         found = [set(fields[b"m"][4:]) for _, fields in client.xrange("sb:{q}:s:0")[1:]]
     assert found in ([{ord("B")}, {ord("C")}], [{ord("C")}])
     engine.close()
+
+
+@REDIS
+def test_a_large_command_to_a_store_that_is_frozen_costs_the_time_given_and_no_more(
+        fresh: Callable[..., RedisServer]) -> None:
+    server = fresh(aof=False)
+    link = Link(lambda timeout: redis.Connection(port=server.port, socket_timeout=timeout), 1.5)
+    link.open()
+    words = ("SET", "x", b"a" * 20_000_000)
+    server.freeze()
+    try:
+        start = time.monotonic()
+        with pytest.raises(StoreConnectionError, match="not all was taken"):
+            link.call(*words)
+        assert 1.3 < time.monotonic() - start < 2.5
+    finally:
+        server.thaw()
 
 
 @REDIS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+import time
 from typing import Any
 
 from .real import is_green
@@ -24,3 +25,17 @@ def bound_waits(sock: Any, seconds: float) -> bool:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
     return True
+
+
+def send_all(sock: Any, data: bytes, seconds: float) -> None:
+    """All of it, in about `seconds` at most, over a socket whose waits the kernel bounds by as much. `sendall` would
+    wait so long again after each part. Raises OSError."""
+    # the kernel may wake a moment early
+    end = time.monotonic() + 0.9 * seconds
+    sent = sock.send(data)
+    if sent < len(data):
+        left = memoryview(data)[sent:]
+        while left:
+            if time.monotonic() > end:
+                raise TimeoutError("not all was taken in time")
+            left = left[sock.send(left):]

@@ -16,7 +16,7 @@ import redis.exceptions
 
 from ...errors import AuthenticationError, StoreConnectionError, StoreError, StoreUnavailable
 from ...readable import wait_readable
-from ...sockets import bound_waits
+from ...sockets import bound_waits, send_all
 from .resp import ReplyError, make_reader, pack
 
 Dial = Callable[[float], redis.Connection]
@@ -119,7 +119,10 @@ class Link:
         if self._sock is None:
             raise StoreConnectionError("not connected")
         try:
-            self._sock.sendall(data)
+            if self._by_kernel:
+                send_all(self._sock, data, self._timeout)
+            else:
+                self._sock.sendall(data)
         except (OSError, ValueError) as error:
             self.close()
             raise StoreConnectionError(f"link broke while sending: {error}") from error
