@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,6 +90,21 @@ def test_what_the_loop_says_does_not_get_into_a_command_that_was_sent_in_part(sh
     wait_until(lambda: len(came) == 2, 5, "both")
     assert [reply.data for reply in came] == [b"thread", b"loop"]
     assert link.epoch == 1
+
+
+def test_nobody_waits_for_a_server_that_takes_nothing_though_sockets_have_a_default_time(make: Make) -> None:
+    with NatsServer() as server:
+        socket.setdefaulttimeout(5)
+        try:
+            link = make(server.url())
+        finally:
+            socket.setdefaulttimeout(None)
+        server.freeze()
+        start = time.monotonic()
+        for _ in range(20):
+            assert link.post([Frame("t.frozen", b"x" * 900_000)])
+        assert time.monotonic() - start < 2.5
+        server.thaw()
 
 
 class TimeLimit(Exception):

@@ -77,6 +77,8 @@ class Session:
         if self._transport.get_extra_info("sslcontext") is None:
             number = self._transport.get_extra_info("socket").fileno()
             self._direct = original("socket", "socket")(fileno=os.dup(number))
+            # whatever `setdefaulttimeout` says
+            self._direct.setblocking(False)
 
     async def take_over(self) -> None:
         """The connection is ours from now on, with what nats-py has read of it already."""
