@@ -71,6 +71,10 @@ class Acks:
         self._engine.link.call_later(WINDOW_TIME, self._window_over)
 
     def _window_over(self) -> None:
+        if not self._engine.link.connected:
+            # all go when it is
+            self._armed = False
+            return
         if self._waiting or self._count != self._counted:
             # there will be more: that this thread wakes by itself costs less than to be woken
             self._counted = self._count

@@ -72,11 +72,11 @@ class Session:
         self._midway = False
         self._unsent: deque[bytes] = deque()
         self._transport: Any = client._transport._io_writer.transport  # type: ignore[union-attr]
+        self._socket: Any = self._transport.get_extra_info("socket")
         #: a socket of our own for other threads to write to: the transport's number may be another file's when it ends
         self._direct: Any = None
         if self._transport.get_extra_info("sslcontext") is None:
-            number = self._transport.get_extra_info("socket").fileno()
-            self._direct = original("socket", "socket")(fileno=os.dup(number))
+            self._direct = original("socket", "socket")(fileno=os.dup(self._socket.fileno()))
             # whatever `setdefaulttimeout` says
             self._direct.setblocking(False)
 
@@ -249,7 +249,7 @@ class Session:
         if direct is None:
             return
         try:
-            # forked children may have it, too: closing alone would not end it
+            # the transport's own end may have come before
             direct.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is broken
@@ -265,6 +265,11 @@ class Session:
             await asyncio.sleep(AGAIN)
 
     def _drop(self) -> None:
+        try:
+            # forked children may have it, too: closing alone would not end it
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed
         _drop(self._client, self._loop)
 
 
