@@ -92,7 +92,7 @@ class Ledger:
             append(self.path, "killed", "", target=pid)
 
     def given_up(self, id: str) -> None:
-        """A job that its worker had acknowledged before it was to be killed: nobody owes it any more."""
+        """Nobody owes it: its worker had acknowledged it before it was killed, or it is a dead letter by plan."""
         append(self.path, "given up", id)
 
     def lines(self, *kinds: str) -> list[Line]:

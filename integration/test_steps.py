@@ -33,7 +33,7 @@ LEASE = 1.0
 #: killed at so many places at a time
 SIDE_BY_SIDE = 4
 #: what moves a message in several steps; the others only in the long run
-MOVES = {"Bury", "NackLater", "Replay", "Stop"}
+MOVES = {"Bury", "Replay", "Stop"}
 
 
 @dataclass(frozen=True)
