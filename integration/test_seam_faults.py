@@ -10,7 +10,7 @@ import pytest
 from integration.load import Load
 from integration.stores import Server, can_be_full, full, lose_everything, mark
 from streambroker import connect
-from streambroker.engine import Engine
+from streambroker.engine import Consumer, Engine
 from streambroker.errors import StoreConnectionError
 from streambroker.testing.conformance.kit import MARGIN, bodies, drain, messages
 from streambroker.testing.conformance.mortal import ProcessMortal
@@ -131,12 +131,12 @@ def test_consuming_goes_on_when_everything_was_lost(fresh: Callable[..., Server]
     assert waiting.receive(0.2) == []
     lose_everything(server, prefix)
 
-    def comes(queue: str, consumer: object) -> bool:
+    def comes(queue: str, consumer: Consumer) -> bool:
         try:
             producer.publish(queue, messages("after"))
         except StoreConnectionError:
             return False
-        return bodies(drain(consumer, 1, 1.0)) == ["after"]  # type: ignore[arg-type]
+        return bodies(drain(consumer, 1, 1.0)) == ["after"]
 
     for queue, consumer in (("idle", waiting), ("busy", holding)):
         wait_until(lambda queue=queue, consumer=consumer: comes(queue, consumer), BACK, f"{queue} goes on")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ...errors import StoreConnectionError
 from ...together import Together
 from .frames import Frame, Reply, read_place
+from .loop import Wake
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -41,7 +42,7 @@ class Acks:
     def start(self) -> None:
         """As new: none is on its way."""
         self._waiting: deque[str] = deque()
-        self._armed = False
+        self._armed = Wake()
         #: when the first of those that wait was put there (monotonic), and how many ever were
         self._since = 0.0
         self._count = self._counted = 0
@@ -58,14 +59,8 @@ class Acks:
         self._count += 1
         if len(self._waiting) >= WINDOW:
             self.send()
-        elif not self._armed:
-            self._armed = True
-            try:
-                self._engine.link.call_soon(self._arm)
-            except BaseException:
-                # a time limit, say: the next one does it
-                self._armed = False
-                raise
+        else:
+            self._armed.ask(lambda: self._engine.link.call_soon(self._arm))
 
     def _arm(self) -> None:
         self._engine.link.call_later(WINDOW_TIME, self._window_over)
@@ -73,7 +68,7 @@ class Acks:
     def _window_over(self) -> None:
         if not self._engine.link.connected:
             # all go when it is
-            self._armed = False
+            self._armed.on = False
             return
         if self._waiting or self._count != self._counted:
             # there will be more: that this thread wakes by itself costs less than to be woken
@@ -81,11 +76,10 @@ class Acks:
             self._arm()
             self.send_due(time.monotonic())
             return
-        self._armed = False
-        if self._waiting and not self._armed:
+        self._armed.on = False
+        if self._waiting:
             # it came before that was known
-            self._armed = True
-            self._arm()
+            self._armed.ask(self._arm)
 
     def send_due(self, now: float) -> None:
         """Those that have waited for others long enough."""

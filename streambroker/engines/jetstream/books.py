@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import StoreConnectionError, StoreError, StoreUnavailable
 from .api import ApiError
 from .frames import Frame
+from .loop import Wake
 from .stored import get, subjects
 from .streams import MESSAGE_TTL
 
@@ -36,8 +37,9 @@ WINDOW = 200
 
 
 class Leaving(NamedTuple):
-    """Where a message goes: `mode` is dead or later. `holder` is who is guilty of nothing but of having died with it,
-    `by` who sends it away; `due` the POSIX time in ms until which it waits, `delay` how long that was at first."""
+    """Where a message goes: `mode` is dead or later. `holder` is the worker that died with it, when it is convicted of
+    that; `by` who sends it away; `due` the POSIX time in ms until which it waits, `delay` how long that was at first
+    (seconds)."""
 
     mode: str
     reason: str
@@ -75,7 +77,7 @@ class Books:
 
     def start(self) -> None:
         self._closing: deque[str] = deque()
-        self._called = False
+        self._called = Wake()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -138,12 +140,10 @@ class Books:
         """The message is gone. From any thread."""
         if place.book is not None and place.book != Book():
             self._closing.append(self._engine.names.book(place.stream, place.sequence))
-            if not self._called:
-                self._called = True
-                self._engine.link.call_soon(self._begin)
+            self._called.ask(lambda: self._engine.link.call_soon(self._begin))
 
     def _begin(self) -> None:
-        self._called = False
+        self._called.on = False
         if self._idle.is_set():
             self._idle.clear()
             self._engine.link.spawn(self._purge_all())

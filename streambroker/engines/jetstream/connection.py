@@ -21,7 +21,7 @@ from ...settings import Settings
 from .address import Address
 from .answers import Answers
 from .frames import Reply, read_reply
-from .loop import LoopThread
+from .loop import LoopThread, Wake
 from .session import Session, open_session
 from .waiter import Waiter
 
@@ -57,8 +57,7 @@ class Connection:
         self.answers = Answers(f"{address.inbox_prefix}.{secrets.token_hex(11)}")
         #: (epoch, commands): what was meant for one connection never goes to a later one
         self._outgoing: deque[tuple[int, bytes]] = deque()
-        self._woken = False
-        self._doubted = False
+        self._woken, self._doubted = Wake(), Wake()
         self.openers: set[Waiter] = set()
         self._denied: set[str] = set()
         self._servers = list(address.servers)
@@ -136,20 +135,13 @@ class Connection:
         if not self._outgoing and not thread.is_current and session.send_now(data):
             return True
         self._outgoing.append((epoch, data))
-        if not self._woken:
-            self._woken = True
-            try:
-                return thread.call_soon(self._write_out)
-            except BaseException:
-                self._woken = False  # a time limit, say
-                raise
-        return True
+        return self._woken.ask(lambda: thread.call_soon(self._write_out))
 
     def doubt(self) -> None:
         """An answer is overdue: a connection that answers no ping either is ended. From any thread."""
-        if (thread := self._thread) is not None and not self._doubted:
-            self._doubted = True
-            thread.call_soon(lambda: thread.spawn(self._ping()))
+        thread = self._thread
+        if thread is not None:
+            self._doubted.ask(lambda: thread.call_soon(lambda: thread.spawn(self._ping())))
 
     def forget(self, sid: int) -> None:
         """Hand nothing more over for that subscription."""
@@ -202,7 +194,7 @@ class Connection:
         except StoreConnectionError as error:
             logger.debug("%s: %s", self.address, error)
         finally:
-            self._doubted = False
+            self._doubted.on = False
 
     async def _finish(self, thread: LoopThread, timeout: float) -> None:
         session = self.session
@@ -216,7 +208,7 @@ class Connection:
         thread.stop()
 
     def _write_out(self) -> None:
-        self._woken = False
+        self._woken.on = False
         outgoing = list(self._outgoing)
         parts = [data for epoch, data in outgoing if epoch == self.epoch and self.connected]
         if parts and self._session is not None:
@@ -230,7 +222,8 @@ class Connection:
         if sid == _INBOX:
             self.answers.take(message)
             return
-        if (subscribed := self._subscribed.get(sid)) is not None:
+        subscribed = self._subscribed.get(sid)
+        if subscribed is not None:
             try:
                 subscribed.handler(message)
             except Exception:
@@ -239,7 +232,8 @@ class Connection:
     def _complain(self, error: Exception) -> None:
         """The server, or nats-py, says something is wrong."""
         text = str(error).removeprefix("nats: ")
-        if (found := _DENIED.search(text.lower())) is None:
+        found = _DENIED.search(text.lower())
+        if found is None:
             self._failure = error
             logger.debug("%s: %s", self.address, text)
             return

@@ -131,6 +131,26 @@ class Loop(asyncio.SelectorEventLoop):
         self._cuttable.clear()
 
 
+class Wake:
+    """One call of the loop's thread for many who want it: `on` from when it was asked for until who is called takes it
+    back."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def ask(self, call: Callable[[], object]) -> bool:
+        """From any thread: let `call` ask the loop, unless somebody has. False when it says so."""
+        if self.on:
+            return True
+        self.on = True
+        try:
+            return call() is not False
+        except BaseException:
+            # a time limit, say: the next one asks
+            self.on = False
+            raise
+
+
 class LoopThread:
     """Runs a loop until `stop`. Everything but `loop`'s own thread-safe calls belongs to its thread."""
 

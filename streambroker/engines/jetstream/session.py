@@ -139,6 +139,7 @@ class Session:
     def send_now(self, data: bytes) -> bool:
         """From any thread, without waking the loop's. False, and nothing is sent, when something has to be sent before,
         or there is no way past the loop (TLS)."""
+        # one who is interrupted by a handler that sends, too; the name tells mypy that it is no longer so below
         busy = self._midway
         if busy:
             return False

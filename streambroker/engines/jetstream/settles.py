@@ -23,6 +23,7 @@ from .delays import BRIEF, delay_frame
 from .envelope import Envelope
 from .frames import Frame
 from .graves import grave_frame
+from .loop import Wake
 from .streams import posix
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Settles:
     def start(self) -> None:
         self._waiting: deque[Settle] = deque()
         self._busy = False
-        self._called = False
+        self._called = Wake()
 
     def __len__(self) -> int:
         return len(self._engine.acks) + len(self._waiting) + self._busy
@@ -112,21 +113,14 @@ class Settles:
     # ------------------------------------------------------------------ any thread
     def put(self, settle: Settle) -> None:
         self._waiting.append(settle)
-        if not self._called:
-            self._called = True
-            try:
-                self._engine.link.call_soon(self._soon)
-            except BaseException:
-                # a time limit, say: the next one does it
-                self._called = False
-                raise
+        self._called.ask(lambda: self._engine.link.call_soon(self._soon))
 
     def _soon(self) -> None:
         # those of one moment go together, in the order of the queue
         self._engine.link.call_later(TOGETHER, self._kick)
 
     def _kick(self) -> None:
-        self._called = False
+        self._called.on = False
         if self._waiting and not self._busy and self._engine.link.connected:
             self._busy = True
             self._engine.link.spawn(self._work())
