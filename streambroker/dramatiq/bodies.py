@@ -35,20 +35,28 @@ def decode(body: bytes, queue: str) -> dramatiq.Message[Any]:
     Raises DecodeError, also for a message whose parts a worker cannot handle.
     """
     message: dramatiq.Message[Any] = dramatiq.Message.decode(body)
-    shape: tuple[tuple[str, type | tuple[type, ...]], ...] = (
-        ("actor_name", str), ("kwargs", Mapping), ("options", dict), ("message_id", str),
-        ("message_timestamp", (int, float)))
-    for name, kind in shape:
+    for name, kind in _SHAPE:
         if not isinstance(getattr(message, name), kind):
             raise DecodeError(f"{name} cannot be {getattr(message, name)!r:.80}", body, None)
-    for name in ("min_backoff", "max_backoff"):
-        if message.options.get(name, 0) is None:
-            # not given
-            del message.options[name]
-    for name, fits in _OPTIONS.items():
-        if name in message.options and not fits(message.options[name]):
-            raise DecodeError(f"option {name} cannot be {message.options[name]!r:.80}", body, None)
+    if message.options:
+        _check_options(message.options, body)
     return message if message.queue_name == queue else message.copy(queue_name=queue)
+
+
+#: dict before Mapping: most are one, and asking an abstract class takes long
+_SHAPE: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("actor_name", str), ("kwargs", (dict, Mapping)), ("options", dict), ("message_id", str),
+    ("message_timestamp", (int, float)))
+
+
+def _check_options(options: dict[str, Any], body: bytes) -> None:
+    for name in ("min_backoff", "max_backoff"):
+        if options.get(name, 0) is None:
+            # not given
+            del options[name]
+    for name, fits in _OPTIONS.items():
+        if name in options and not fits(options[name]):
+            raise DecodeError(f"option {name} cannot be {options[name]!r:.80}", body, None)
 
 
 def _is_count(value: Any) -> bool:

@@ -92,18 +92,20 @@ class StreamConsumer(dramatiq.Consumer):
 
     # ------------------------------------------------------------------ receiving
     def __next__(self) -> StreamMessage | None:
-        with unavailable():
-            deadline = time.monotonic() + self.timeout / 1000
-            while True:
-                while self._arrived:
-                    message = self._accept(self._arrived.popleft())
-                    if message is not None:
-                        return message
-                left = deadline - time.monotonic()
-                room = self._room(max(0.0, left))
+        deadline = 0.0
+        while True:
+            while self._arrived:
+                message = self._accept(self._arrived.popleft())
+                if message is not None:
+                    return message
+            now = time.monotonic()
+            deadline = deadline or now + self.timeout / 1000
+            left = deadline - now
+            room = self._room(max(0.0, left))
+            with unavailable():
                 self._arrived.extend(self._source.receive(left if room and left > 0 else 0.0, room))
-                if not self._arrived and (left <= 0 or room):
-                    return None
+            if not self._arrived and (left <= 0 or room):
+                return None
 
     def _room(self, left: float) -> int:
         """Free places; 0 when there are none for `left` seconds."""
@@ -124,10 +126,12 @@ class StreamConsumer(dramatiq.Consumer):
             cause = error.error or error if isinstance(error, DecodeError) else error
             reason = f"undecodable: {bodies.reason_of(cause)}"
             logger.error("queue %r: a message becomes a dead letter, it is %s", self.queue_name, reason)
-            self._source.dead_letter(delivery, reason)
+            with unavailable():
+                self._source.dead_letter(delivery, reason)
             return None
         if left > 0:
-            self._postpone(delivery, message, left)
+            with unavailable():
+                self._postpone(delivery, message, left)
             return None
         proxy = StreamMessage(message, delivery, self._source)
         self._unsettled.add(proxy)

@@ -109,18 +109,14 @@ class Acks:
 
     def _confirm(self, replies: list[str]) -> None:
         """A consumer's acks are handled in their order, so the answer to its last one is for all."""
-        link, settings = self._engine.link, self._engine.settings
+        settings = self._engine.settings
         last = {_consumer_of(reply): reply for reply in replies}
         others = [Frame(reply, ACK) for reply in replies if last[_consumer_of(reply)] != reply]
         end = time.monotonic() + settings.publish_timeout
         while True:
             wait = min(TRY, settings.socket_timeout, max(LEAST, end - time.monotonic()))
-            epoch = link.epoch
-            sent = bool(others) and link.post(others)
-            answers = link.requests([Frame(reply, ACK) for reply in last.values()], wait)
-            # what was posted to a connection that broke meanwhile may be lost
-            whole = not others or sent and link.epoch == epoch
-            if whole and all(answer is not None and not answer.status for answer in answers):
+            answers = self._engine.plain.requests([Frame(reply, ACK) for reply in last.values()], wait, others)
+            if all(answer is not None and not answer.status for answer in answers):
                 return
             if time.monotonic() >= end:
                 raise StoreConnectionError("the server does not confirm acknowledgements")

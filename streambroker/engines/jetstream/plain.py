@@ -39,10 +39,12 @@ _graveyard: list[object] = []
 class Ticket:
     """Requests that are under way."""
 
-    __slots__ = ("began", "frames", "left", "numbers", "replies", "unsent")
+    __slots__ = ("ahead", "began", "frames", "left", "numbers", "replies", "unsent")
 
-    def __init__(self, frames: Sequence[Frame], numbers: Sequence[int]) -> None:
+    def __init__(self, frames: Sequence[Frame], numbers: Sequence[int], ahead: Sequence[Frame] = ()) -> None:
         self.frames = frames
+        #: go before them, and nobody answers
+        self.ahead = ahead
         self.numbers = numbers
         self.replies: list[Reply | None] = [None] * len(frames)
         self.left = len(frames)
@@ -84,11 +86,12 @@ class Plain:
         """Whether there is a plain connection; it is made when it is needed."""
         return self._wire is not None
 
-    def requests(self, frames: Sequence[Frame], timeout: float) -> list[Reply | None]:
-        """As `Link.requests`."""
+    def requests(self, frames: Sequence[Frame], timeout: float, ahead: Sequence[Frame] = ()) -> list[Reply | None]:
+        """As `Link.requests`. `ahead`, some hundreds at most, is published before them over the same connection: who
+        gets an answer knows that the server has read it."""
         end = time.monotonic() + timeout
-        if len(frames) == 1:
-            return self.finish(self._queue(frames), timeout)
+        if len(frames) == 1 or ahead:
+            return self.finish(self._queue(frames, ahead), timeout)
         replies: list[Reply | None] = []
         for window in windows(frames, self._link.max_payload):
             if replies and time.monotonic() >= end:
@@ -116,16 +119,17 @@ class Plain:
             self._give_up(ticket)
         return ticket.replies
 
-    def _queue(self, frames: Sequence[Frame]) -> Ticket:
-        ticket = Ticket(frames, [next(self._numbers) for _ in frames])
+    def _queue(self, frames: Sequence[Frame], ahead: Sequence[Frame] = ()) -> Ticket:
+        ticket = Ticket(frames, [next(self._numbers) for _ in frames], ahead)
         limit = self._link.max_payload
         # a signal's handler may publish in the midst of our own sending
         if not limit or not self._is_for_us() or self._lock._is_owned():
             ticket.unsent = True
             return ticket
         inbox = self._inbox
-        commands = [encode(frame, limit, f"{inbox}.{number}")
-                    for frame, number in zip(frames, ticket.numbers, strict=True)]
+        commands = [*(encode(frame, limit) for frame in ahead),
+                    *(encode(frame, limit, f"{inbox}.{number}")
+                      for frame, number in zip(frames, ticket.numbers, strict=True))]
         self._queued.append((ticket, commands[0] if len(commands) == 1 else b"".join(commands)))
         return ticket
 
@@ -256,5 +260,10 @@ class Plain:
         return self._thread == thread
 
     def _by_link(self, ticket: Ticket, timeout: float) -> None:
-        ticket.replies = self._link.requests(ticket.frames, timeout)
+        link, epoch = self._link, self._link.epoch
+        sent = not ticket.ahead or link.post(ticket.ahead)
+        ticket.replies = link.requests(ticket.frames, timeout)
+        if not sent or ticket.ahead and link.epoch != epoch:
+            # what went before may be lost with another connection
+            ticket.replies = [None] * len(ticket.frames)
         ticket.left, ticket.unsent = 0, False

@@ -87,8 +87,9 @@ class RedisConsumer:
             try:
                 due = self.due()
                 if due != 0.0:
-                    wait_readable(self.sources(), left if due is None else min(left, due))
-                    self._wakeup.clear()
+                    readable = wait_readable(self.sources(), left if due is None else min(left, due))
+                    if self._wakeup.fileno() in readable:
+                        self._wakeup.clear()
             finally:
                 self._parked = False
             if deliveries := self._turn(limit):

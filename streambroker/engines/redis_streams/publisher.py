@@ -39,11 +39,11 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, priority: int = 0) -> Message:
     """Raises ValueError when it is none of ours."""
     colon = data.index(b":", 0, 24)
-    sizes = data[:colon].split(b",")
-    if len(sizes) > 2 or not all(size.isdigit() for size in sizes):
+    size, comma, name = data[:colon].partition(b",")
+    if not size.isdigit() or comma and not name.isdigit():
         raise ValueError("no lengths at the start")
-    head = colon + 1 + (int(sizes[1]) if len(sizes) == 2 else 0)
-    body = head + int(sizes[0])
+    head = colon + 1 + (int(name) if comma else 0)
+    body = head + int(size)
     if body > len(data):
         raise ValueError("shorter than it says")
     return Message(data[body:], data[head:body], data[colon + 1:head].decode("utf-8", "surrogateescape"), priority)
