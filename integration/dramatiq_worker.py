@@ -6,13 +6,14 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from integration.ledger import Ledger
+from integration.ledger import Ledger, Verdict
 from streambroker.dramatiq import JetStreamBroker, RedisStreamsBroker, StreamBroker
 from streambroker.embedded import ServerProcess
 from streambroker.testing import faults
@@ -56,10 +57,21 @@ class DramatiqRig:
         return self._others[-1]
 
     def send(self, actor: str, job: str, *args: Any, delay: int | None = None) -> None:
+        """Enqueue it and note that in the ledger."""
         from dramatiq import Message
 
+        due = time.time() + delay / 1000 if delay else 0.0
         self.broker.enqueue(Message(queue_name="default", actor_name=actor, args=(job, *args), kwargs={}, options={}),
                             delay=delay)
+        self.ledger.published(job, due)
+
+    def finish(self, seconds: float = 5.0) -> Verdict:
+        """Return when the queue is empty; no job was lost or began too early."""
+        self.broker.join("default", timeout=int(seconds * 1000))
+        verdict = self.ledger.verdict()
+        assert not verdict.lost, verdict
+        assert not verdict.early, verdict
+        return verdict
 
     def command(self, *options: str, processes: int = 1, threads: int = 2, script: str = "dramatiq",
                 place: str = f"{APP}:broker") -> DramatiqCommand:
@@ -91,6 +103,7 @@ class DramatiqCommand:
 
     def __init__(self, rig: DramatiqRig, number: int, script: str, place: str, options: Sequence[str]) -> None:
         self.log = rig.folder / f"dramatiq{number}.log"
+        self._ledger = rig.ledger
         self._ready = 0
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self._process = ServerProcess(
@@ -115,7 +128,9 @@ class DramatiqCommand:
     def kill(self) -> None:
         """SIGKILL for all of them at once."""
         faults.done["process killed"] += 1
-        for pid in self.pids():
+        pids = self.pids()
+        self._ledger.killed(pids)
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.alive, 10, "the command is gone")
 

@@ -38,9 +38,7 @@ def load(rig: DramatiqRig, rate: float) -> AbstractContextManager[None]:
     """Publish jobs all the while, one in ten of them with a delay."""
     def send(number: int) -> None:
         delay = (number % 4 + 1) * 1000 if number % 10 == 0 else None
-        due = time.time() + delay / 1000 if delay else 0.0
         rig.send("work", f"job-{number}", 0.02, delay=delay)
-        rig.ledger.published(f"job-{number}", due)
 
     return steady(rate, send)
 
@@ -51,7 +49,6 @@ def restart(rig: DramatiqRig, command: DramatiqCommand, number: signal.Signals) 
         command.reload()
         return command
     if number == signal.SIGKILL:
-        rig.ledger.killed(command.pids())
         command.kill()
     else:
         command.stop()

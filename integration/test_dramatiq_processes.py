@@ -61,7 +61,7 @@ class TestKilled:
         rig.flag("release")
         rig.wait("end", *names, seconds=10)
         assert max(line.at for line in rig.ledger.lines("end")) - killed < 5
-        rig.broker.join("default", timeout=5000)
+        rig.finish()
         survivor.stop()
 
     def test_after_the_lease_without_proof(self, start: Start) -> None:
@@ -139,6 +139,7 @@ class TestAlive:
             rig.wait("end", "waited-for", *jobs(4))
             rig.broker.join("paused", timeout=5000)
             worker.resume()
+        rig.finish()
         assert len(rig.ledger.lines("start")) == 5
         assert free.alive
         wait_until(lambda: not stopping.alive, 10, "the stopping one ends")
@@ -163,7 +164,7 @@ class TestAlive:
         # what it had begun is over twice, what waited in it is not started
         wait_until(lambda: rig.count("end", "a") == 2, 10, "both end")
         wait_until(lambda: "was skipped" in frozen.log.read_text(), 10, "it leaves the other one alone")
-        rig.broker.join("default", timeout=10_000)
+        rig.finish(10)
         assert rig.count("start", "b") == 1
 
 
@@ -204,7 +205,7 @@ class TestStopped:
             if number == 15:
                 command.signal(signal.SIGHUP)
         rig.wait("end", *(f"j{number}" for number in range(40)), seconds=40)
-        rig.broker.join("default", timeout=5000)
+        rig.finish()
         assert len(rig.ledger.lines("start")) == 40
 
 
@@ -218,7 +219,7 @@ class TestWays:
         rig.send("awaits", "c")
         rig.send("work", "later", delay=300)
         rig.wait("end", "a", "b", "b/child", "c", "later")
-        rig.broker.join("default", timeout=5000)
+        rig.finish()
 
     def test_gevent(self, start: Start) -> None:
         rig = start(visibility_timeout=2000)
@@ -233,7 +234,7 @@ class TestWays:
         rig.send("awaits", "c")
         rig.send("work", "later", delay=300)
         rig.wait("end", "c", "later")
-        rig.broker.join("default", timeout=5000)
+        rig.finish()
         assert len(rig.ledger.lines("start")) == 12
         command.stop()
 
@@ -275,5 +276,6 @@ def test_a_restart_of_the_worker_keeps_delays_exact(start: Start) -> None:
     rig.command()
     rig.send("work", "ready")
     rig.wait("end", "ready", "later")
+    rig.finish()
     ready, later = (rig.ledger.starts(job)[0].at for job in ("ready", "later"))
     assert sent + 9.95 < later < max(due, ready) + 0.5
