@@ -33,6 +33,9 @@ FAREWELL, LONGEST = 2.0, 30.0
 FULL = 0.1
 #: an event loop comes by many times for each message: when nothing has happened so long it is sent on at once (seconds)
 AGAIN = 0.05
+#: the server tells its consumers of a message a moment after it has confirmed it: nothing is found only when two looks
+#: with this pause between them say so (seconds)
+NEWS = 0.005
 #: among as many queues the first one differs
 TURNS = 720
 
@@ -220,11 +223,15 @@ class JetStreamConsumer(Settling):
         self._engine.settled(PATIENCE)
         self._pull.single = True
         try:
+            looks = 0
             while len(got) < limit and time.monotonic() < deadline:
-                before = self._refunds
+                before, looks = self._refunds, looks + 1
                 got += self._fetch(limit - len(got), deadline)
-                if self._refunds == before:
+                if self._refunds > before:
+                    continue
+                if got or looks > 1:
                     break
+                self._wait(NEWS)
         finally:
             self._pull.single = False
         with self._lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kit import Engines, bodies, drain, messages, name
+from .kit import Engines, bodies, drain, messages, name, until
 
 
 class TestPriority:
@@ -24,6 +24,8 @@ class TestPriority:
         consumer = engine.consume([queue])
         assert bodies(drain(consumer, 1)) == ["a"]
         engine.publish(queue, messages("urgent"))
+        # a nats-server tells its consumers of it a moment later
+        until(lambda: engine.ready(queue) == 2)
         assert bodies(drain(consumer, 2)) == ["urgent", "b"]
 
     def test_across_consumers(self, engines: Engines) -> None:

@@ -86,6 +86,13 @@ class TestReceive:
             acked(consumer, drain(consumer, 1))
             assert time.monotonic() - start < 1.0
 
+    def test_fetch_finds_what_was_just_published(self, engines: Engines) -> None:
+        queue, engine = name(), engines()
+        consumer = engine.consume([queue])
+        for number in range(30):
+            engine.publish(queue, messages(str(number)))
+            assert bodies(consumer.fetch()) == [str(number)]
+
     def test_fetch_asks_once_and_does_not_wait(self, engines: Engines) -> None:
         queue, engine = name(), engines()
         consumer = engines().consume([queue])
