@@ -92,7 +92,8 @@ class RedisConsumer:
                         self._wakeup.clear()
             finally:
                 self._parked = False
-            if deliveries := self._turn(limit):
+            # who waits here gets what came before the next wait is begun: he comes again
+            if deliveries := self._turn(limit, arm=False) or self._turn(limit):
                 return deliveries
         return []
 
