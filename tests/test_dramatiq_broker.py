@@ -15,6 +15,7 @@ from dramatiq.errors import QueueJoinTimeout
 from dramatiq.middleware import Retries
 
 from streambroker.dramatiq import StreamBroker
+from streambroker.dramatiq.bodies import head_of
 from streambroker.errors import ConfigurationError, MessageTooLarge
 from streambroker.message import DeadLetter, Message
 from tests.dramatiq_rig import Brokers, MemoryBroker, Signals, message, take, until, working
@@ -378,14 +379,53 @@ class TestSettling:
         @dramatiq.actor(broker=broker, max_retries=3, min_backoff=10)
         def work(pad: str) -> None:
             ran.append(1)
+            raise RuntimeError("no")
+
+        # no room for the number of its retries
+        pad = "p" * (1000 - 30 - len(work.message("").encode() + head_of("work")))
+        work.send(pad)
+        with working(broker, threads=1):
+            until(lambda: counts(broker) == (0, 0, 1))
+        assert len(ran) == 2
+        letter, = letters(broker)
+        assert (letter.count, json.loads(letter.message.body)["args"]) == (2, [pad])
+
+    @pytest.mark.parametrize("text", [100_000, 2_000_000])
+    def test_what_an_error_says_may_be_long(self, brokers: Brokers, text: int) -> None:
+        """It costs no retry, and no message that is kept grows by all of it. The first fits into the store."""
+        broker, ran = brokers(max_message_size=200_000), []
+
+        @dramatiq.actor(broker=broker, max_retries=2, min_backoff=10, max_backoff=10)
+        def work() -> None:
+            ran.append(1)
+            raise RuntimeError("<html>" + "x" * text + "</html>")
+
+        work.send()
+        with working(broker, threads=1):
+            until(lambda: counts(broker) == (0, 0, 1))
+        assert len(ran) == 3
+        letter, = letters(broker)
+        options = json.loads(letter.message.body)["options"]
+        assert (letter.count, letter.reason[:26], options["retries"]) == (1, "RuntimeError: <html>xxxxxx", 3)
+        assert options["traceback"].startswith("Traceback (most recent call last):\n")
+        assert options["traceback"].endswith("x</html>\n")
+        assert len(options["traceback"]) < 70_000
+
+    def test_a_traceback_without_room_is_left_out_of_the_retry(self, brokers: Brokers) -> None:
+        broker, ran = brokers(max_message_size=1000), []
+
+        @dramatiq.actor(broker=broker, max_retries=2, min_backoff=10, max_backoff=10)
+        def work(pad: str) -> None:
+            ran.append(1)
             raise RuntimeError("x" * 500)
 
         work.send("p" * 500)
         with working(broker, threads=1):
             until(lambda: counts(broker) == (0, 0, 1))
-        assert len(ran) == 2
+        assert len(ran) == 3
         letter, = letters(broker)
-        assert (letter.count, json.loads(letter.message.body)["args"]) == (2, ["p" * 500])
+        assert (letter.count, letter.reason[:18]) == (1, "RuntimeError: xxxx")
+        assert json.loads(letter.message.body)["args"] == ["p" * 500]
 
 
 class TestDeadLetters:

@@ -21,6 +21,8 @@ LONGEST_DELAY = 10 * 365 * 86_400_000
 _MANY = 2 ** 53
 #: longest text of an exception in a reason
 _REASON = 300
+#: longest traceback that is kept, and where its middle was
+_TRACEBACK, _CUT = 65_536, "\n[...]\n"
 
 
 @lru_cache(maxsize=1024)
@@ -102,6 +104,19 @@ def without_options(message: dramatiq.Message[Any], options: dict[str, Any]) -> 
     return dramatiq.Message(**{**message.asdict(), "options": options})
 
 
+def with_short_traceback(message: dramatiq.Message[Any]) -> dramatiq.Message[Any]:
+    """Both ends of a long one: an exception may have a whole answer of a server in its text."""
+    text = message.options.get("traceback")
+    if not isinstance(text, str) or len(text) <= _TRACEBACK:
+        return message
+    half = _TRACEBACK // 2
+    return without_options(message, {**message.options, "traceback": text[:half] + _CUT + text[-half:]})
+
+
+def without_traceback(message: dramatiq.Message[Any]) -> dramatiq.Message[Any]:
+    return without_options(message, {name: value for name, value in message.options.items() if name != "traceback"})
+
+
 def checked_delay(delay: float) -> float:
     """Seconds. Raises ValueError for what cannot be waited for."""
     if not math.isfinite(delay) or delay > LONGEST_DELAY:
@@ -122,8 +137,8 @@ def dead_copy(message: dramatiq.MessageProxy, original: Message) -> Message:
     options = dict(message.options)
     if error is not None and "traceback" not in options:
         options["traceback"] = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=30))
-    body = without_options(message._message, options).encode()
-    return original._replace(body=body)
+    kept = with_short_traceback(without_options(message._message, options))
+    return original._replace(body=kept.encode())
 
 
 def revived(message: dramatiq.Message[Any]) -> dramatiq.Message[Any]:

@@ -12,7 +12,7 @@ from dramatiq.middleware import Middleware, SkipMessage
 from .. import fork
 from ..connection import JETSTREAM_SCHEMES, REDIS_SCHEMES, connect
 from ..engine import Engine
-from ..errors import Closed, ConfigurationError, StoreConnectionError
+from ..errors import Closed, ConfigurationError, MessageTooLarge, StoreConnectionError
 from ..message import DeadLetter, Message
 from ..settings import JetStreamSettings, Settings
 from . import bodies
@@ -74,9 +74,7 @@ class StreamBroker(dramatiq.Broker):
         self.emit_before("enqueue", message, delay)
         seconds = bodies.checked_delay(bodies.take_eta(message)[1] if delay is None else delay)
         try:
-            self.engine.publish(message.queue_name, [Message(
-                message.encode(), bodies.head_of(message.actor_name), message.message_id, self._step(message),
-                seconds)])
+            self._publish(bodies.with_short_traceback(message), seconds)
         except BaseException as error:
             self._keep(message)
             if isinstance(error, (StoreConnectionError, Closed)):
@@ -85,6 +83,17 @@ class StreamBroker(dramatiq.Broker):
             raise
         self.emit_after("enqueue", message, delay)
         return message
+
+    def _publish(self, message: dramatiq.Message[Any], delay: float) -> None:
+        """A retry that is too large with its traceback goes without: another failure has its own."""
+        stored = Message(message.encode(), bodies.head_of(message.actor_name), message.message_id, self._step(message),
+                         delay)
+        try:
+            self.engine.publish(message.queue_name, [stored])
+        except MessageTooLarge:
+            if "traceback" not in message.options:
+                raise
+            self._publish(bodies.without_traceback(message), delay)
 
     def _step(self, message: dramatiq.Message[Any]) -> int:
         """Priority as the store has it: 0 first."""
