@@ -198,4 +198,4 @@ def _word(reply: ReplyError) -> str:
 SCRIPTS = (
     "publish", "delay", "promote", "take", "done", "settle", "reclaim", "adopt", "held", "register", "unregister",
     "look", "forget", "drop", "dead_remove", "table_read", "table_write", "table_drop", "declare", "size", "purge",
-    "remove", "replay", "ring")
+    "remove", "replay", "ring", "dead_expire")

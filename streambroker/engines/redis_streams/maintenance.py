@@ -1,5 +1,6 @@
 """What the keeper does for the Redis Streams engine, in its own thread on its own connections: signs of life, the look
-for the dead, reclaiming, promoting, settlements that nobody sends, and entries whose delivery never arrived.
+for the dead, reclaiming, promoting, old dead letters, settlements that nobody sends, and entries whose delivery never
+arrived.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .keys import FREE, GROUP, LAST, ONCE
 from .lookout import Lookout
 from .registry import read_info
 from .resp import ReplyError, pack, text_of
+from .scripts import script
 from .settles import Settle
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ STALE = 0.1
 CHECKS = (0.2, 0.8, 2.0, 4.0, 8.0, 12.0, 20.0)
 #: how often groups are searched for holders that nobody knows
 ORPHANS = 300.0
+#: how often dead letters that are too old are removed, or after their age where that is shorter, but not below
+EXPIRE, EXPIRE_LEAST = 300.0, 1.0
 
 
 class Maintenance:
@@ -46,6 +50,7 @@ class Maintenance:
         self.keeper = Keeper(self._turn, lambda: [self._lookout.fileno()])
         self._greeted = False
         self._next_orphans = 0.0
+        self._next_expire = 0.0
         self._next_full_check = 0.0
         #: since when, and when to look next
         self._doubts: dict[str, tuple[float, float]] = {}
@@ -95,10 +100,13 @@ class Maintenance:
         if now >= self._next_orphans:
             self._next_orphans = now + ORPHANS
             self._reclaim_orphans()
+        if now >= self._next_expire:
+            self._next_expire = now + max(EXPIRE_LEAST, min(EXPIRE, self._engine.settings.dead_letter_max_age))
+            self._expire_dead()
         return self._pause(time.monotonic())
 
     def _pause(self, now: float) -> float:
-        times = [self._next_orphans, *self.due.values()]
+        times = [self._next_orphans, self._next_expire, *self.due.values()]
         if self._engine.registry.registered:
             times.append(self._lookout.due())
         times += [consumer.plan.next_refresh + 0.5 for consumer in self._engine.consumers_open() if not consumer.closed]
@@ -240,6 +248,12 @@ class Maintenance:
                     break
             if wait >= 0:
                 self.due[queue] = time.monotonic() + wait / 1000
+
+    def _expire_dead(self) -> None:
+        """A burial does it too, but there may be no other one."""
+        keys, oldest = self._engine.keys, int(self._engine.settings.dead_letter_max_age * 1000)
+        self._commands.many([script("dead_expire").call([keys.dead(queue)], oldest)
+                             for queue in self._engine.consumed()])
 
     def _refresh_transient(self, now: float) -> None:
         """For consumers that nobody drives: a loop may be blocked longer than a reply queue lives."""

@@ -166,6 +166,14 @@ class TestDeadLetters:
         bury(engine, queue, "new")
         assert bodies(engine.inspector().dead(queue)) == ["new"]
 
+    def test_old_ones_leave_by_themselves(self, engines: Engines) -> None:
+        queue, engine = name(), engines(dead_letter_max_age=1)
+        engine.consume([queue])
+        bury(engine, queue, "old", "older")
+        assert engine.inspector().stats(queue).dead == 2
+        engines.advance(1.0)
+        until(lambda: engine.inspector().stats(queue).dead == 0)
+
 
 class TestForwarding:
     def test_a_stored_one_is_removed(self, engines: Engines) -> None:
