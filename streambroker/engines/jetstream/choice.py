@@ -131,13 +131,15 @@ class Choice:
         engine, trials = self._engine, self._engine.trials
         if not trials and trials.emptying is None and not pool[0].place.last:
             return pool[0]
-        company, wait = len(engine.holder.handed), trials.emptying
-        lapsed = wait is not None and wait <= now
+        company = len(engine.holder.handed)
+        if trials.emptying is not None and trials.emptying <= now:
+            trials.lapse()
+        lapsed = trials.lapsed
         trial = trials.within(now)
         if trial is not None and trial.strict:
             self._soon(trial.until)
             return None
-        waits = wait is not None and not lapsed and company > 0
+        waits = trials.emptying is not None and not lapsed and company > 0
         if trial is None:
             limit = engine.queues.limit_of(queue)
             for suspect in [each for each in pool if each.place.last and not self._unsure(each)]:

@@ -9,12 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...message import DeadLetter, Delayed, Holding, InFlight, Message, QueueStats, Worker
+from .api import ApiError
 from .census import Census, Held
 from .delays import due_of, job_of, late_filter, mark, scheduled_filter
 from .envelope import Envelope, decode
 from .graves import queue_in, read_grave, replay_frame
 from .purge import drop_oldest, purge_ready
 from .stored import Stored, ask, ask_all, get_all, run, subjects, walk
+from .streams import NANO
 
 if TYPE_CHECKING:
     from .engine import JetStreamEngine
@@ -157,11 +159,22 @@ class JetStreamInspector:
     # ------------------------------------------------------------------ dead letters
     def dead(self, queue: str) -> Iterator[DeadLetter]:
         self._engine.settled(SETTLING)
-        # the server removes old ones in its own time
-        oldest = self._engine.streams.now() - self._engine.settings.dead_letter_max_age
+        # the server removes old ones in its own time; how old is for who buries to say, not for who looks
+        age = self._run(self._greatest_age)
+        oldest = self._engine.streams.now() - age if age else 0.0
         for stored in walk(self._engine, self._names.dead, self._names.grave(queue)):
             if stored.time >= oldest:
                 yield read_grave(queue, stored)
+
+    async def _greatest_age(self) -> float:
+        """Of dead letters, in seconds; 0 without a limit."""
+        try:
+            info = await self._engine.api.acall(f"STREAM.INFO.{self._names.dead}")
+        except ApiError as error:
+            if error.missing:
+                return 0.0
+            raise
+        return int(info["config"].get("max_age", 0)) / NANO
 
     def dead_remove(self, queue: str, ids: Collection[str]) -> int:
         return self._remove(self._names.dead, self._names.grave(queue), ids)

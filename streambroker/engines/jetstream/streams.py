@@ -32,8 +32,10 @@ DELETING = 0.5
 PATIENCE = 3.0
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
-#: what a stream that an older server made does not have; the rest of it is left as it was made
+#: what a stream that an older server made does not have; but for more copies, and the bounds of dead letters, the rest
+#: of it is left as it was made
 _LEARNT = ("allow_msg_ttl", "allow_msg_schedules", "allow_direct")
+_BOUNDS = ("max_age", "max_msgs_per_subject", "duplicate_window")
 
 
 def posix(text: str) -> float:
@@ -45,10 +47,14 @@ def posix(text: str) -> float:
     return datetime.fromisoformat(found[1] + zone).timestamp() + float(found[2] or 0)
 
 
-def _update(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a stream with what its server has learnt since it was made; empty when that is nothing."""
-    lacking = {name: True for name in _LEARNT if wanted.get(name) and not found.get(name)}
-    return {**found, **lacking} if lacking else {}
+def _update(found: Mapping[str, Any], wanted: Mapping[str, Any], bounds: Sequence[str]) -> dict[str, Any]:
+    """The configuration of a stream with what its server has learnt since it was made and with what the options say now
+    of copies and of `bounds`; empty when nothing differs."""
+    changes: dict[str, Any] = {name: True for name in _LEARNT if wanted.get(name) and not found.get(name)}
+    if wanted["num_replicas"] > found.get("num_replicas", 1):
+        changes["num_replicas"] = wanted["num_replicas"]
+    changes |= {name: wanted[name] for name in bounds if wanted[name] != found.get(name)}
+    return {**found, **changes} if changes else {}
 
 
 class Streams:
@@ -141,7 +147,7 @@ class Streams:
                 if error.code != STREAM_EXISTS:
                     raise
             info = self._api.call(f"STREAM.INFO.{stream}")
-        update = _update(info["config"], wanted)
+        update = _update(info["config"], wanted, _BOUNDS if stream == self._names.dead else ())
         return self._api.call(f"STREAM.UPDATE.{stream}", update) if update else info
 
     async def aensure(self, stream: str, queue: str = "") -> None:
@@ -167,7 +173,7 @@ class Streams:
                 if error.code != STREAM_EXISTS:
                     raise
             info = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
-        update = _update(info["config"], wanted)
+        update = _update(info["config"], wanted, _BOUNDS if stream == self._names.dead else ())
         return await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience) if update else info
 
     def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:

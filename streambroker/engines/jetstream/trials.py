@@ -43,6 +43,7 @@ class Trials:
         self._out: dict[Key, Trial] = {}
         #: until when the process empties itself for one (monotonic)
         self.emptying: float | None = None
+        self._long: Key | None = None
         self._said = True
 
     def __bool__(self) -> bool:
@@ -51,6 +52,17 @@ class Trials:
     def within(self, now: float) -> Trial | None:
         """The one whose time is not over."""
         return next((trial for trial in list(self._out.values()) if trial.until > now), None)
+
+    def lapse(self) -> None:
+        """It did so in vain."""
+        self.emptying = None
+        self._long = next(iter(list(self._engine.holder.handed)), None)
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether what it emptied itself from in vain is still here: that is not waited for again, or many suspects
+        behind it would take as many times as long."""
+        return self._long is not None and self._long in self._engine.holder.handed
 
     def say(self) -> None:
         """Returns when the server has what was noted: a process may die as soon as it gets the messages. Blocks; not

@@ -75,7 +75,8 @@ class Choice:
 class Queue:
     """`ready` is sorted by place, so that whatever comes back is where it was, `again` are those of it that were
     delivered before; `held` is by holder, in hand-out order; `trials` are the last-chance messages that are out, at
-    most one for each holder, `waits` until when holders empty themselves for one."""
+    most one for each holder, `waits` until when holders empty themselves for one, `long` something of those who did so
+    in vain."""
 
     def __init__(self, spec: QueueSpec, touched: float) -> None:
         self.spec = spec
@@ -86,6 +87,7 @@ class Queue:
         self.held: dict[Holder, dict[Entry, None]] = {}
         self.trials: dict[Holder, Trial] = {}
         self.waits: dict[Holder, float] = {}
+        self.long: dict[Holder, Entry] = {}
 
     def waiting(self) -> int:
         return len(self.ready) + len(self.delayed)
@@ -144,7 +146,8 @@ class Queue:
     def choose(self, holder: Holder, now: float) -> Choice:
         """What `holder` would get now: of the first step that has something a last chance, else the oldest message."""
         held, waits = self.held.get(holder), self.waits.get(holder)
-        lapsed = waits is not None and waits <= now
+        # a long one is not waited for again: many suspects behind it would take as many times as long
+        lapsed = waits is not None and waits <= now or bool(held and self.long.get(holder) in held)
         if waits is not None and held and not lapsed:
             return Choice(waits=True)
         trial = self.trials.get(holder)
@@ -168,9 +171,16 @@ class Queue:
                 return Choice(plain)
         return Choice()
 
-    def wait(self, holder: Holder, choice: Choice, till: float) -> None:
+    def wait(self, holder: Holder, choice: Choice, now: float, till: float) -> None:
         """Note whether `holder` gets nothing until it is empty, `till` then at most."""
-        if not choice.waits:
-            self.waits.pop(holder, None)
-        else:
+        if choice.waits:
             self.waits.setdefault(holder, till)
+            return
+        held = self.held.get(holder)
+        if self.waits.pop(holder, float("inf")) <= now and held:
+            self.long[holder] = next(iter(held))
+
+    def forget(self, holder: Holder) -> None:
+        """It is gone."""
+        self.waits.pop(holder, None)
+        self.long.pop(holder, None)

@@ -133,7 +133,7 @@ class Store:
     def hand_out(self, queue: Queue, holder: Holder, *, no_ack: bool) -> Delivery | None:
         choice = queue.choose(holder, self.now)
         till = self.now + min(holder.settings.visibility_timeout, TRIAL)
-        queue.wait(holder, choice, till)
+        queue.wait(holder, choice, self.now, till)
         entry = choice.entry
         if entry is None:
             return None
@@ -154,7 +154,7 @@ class Store:
         """Everything that the holder still has goes back uncounted."""
         self.holders.remove(holder)
         for queue in self.queues.values():
-            queue.waits.pop(holder, None)
+            queue.forget(holder)
             for entry in list(queue.held.get(holder, ())):
                 self._lose(queue, entry)
                 self.give_back(queue, entry, counted=False)
@@ -259,7 +259,7 @@ class Store:
         for queue in self.queues.values():
             lost = list(queue.held.get(holder, ()))
             trial = queue.trials.get(holder)
-            queue.waits.pop(holder, None)
+            queue.forget(holder)
             limit = queue.limit(holder)
             for entry in lost:
                 self._lose(queue, entry)

@@ -7,7 +7,7 @@
 | `<p>:{<queue>}:delay` | zset | messages that wait for their time, by due time in ms |
 | `<p>:{<queue>}:back` | string | there while something handed back waits |
 | `<p>:{<queue>}:gone:<holder>` | string | a holder that was declared dead and takes nothing under this name |
-| `<p>:{<queue>}:trial` | hash | holder -> the last-chance message that it has |
+| `<p>:{<queue>}:trial` | hash | holder -> the last-chance message that it has; `<holder> long` -> a long one |
 | `<p>:{<queue>}:dead` | stream | dead letters |
 | `<p>:{<queue>}:p:<producer>` | string | last sequence of a producer, for repeated publishes |
 | `<p>:{...}:guard` | | never there, see `Keys` |

@@ -175,6 +175,13 @@ class TestDeadLetters:
         until(lambda: engine.inspector().stats(queue).dead == 0)
 
 
+    def test_who_looks_does_not_say_how_old_they_become(self, engines: Engines) -> None:
+        queue, engine, other = name(), engines(dead_letter_max_age=3600), engines(dead_letter_max_age=1)
+        bury(engine, queue, "kept")
+        engines.advance(1.1)
+        assert bodies(other.inspector().dead(queue)) == ["kept"]
+
+
 class TestForwarding:
     def test_a_stored_one_is_removed(self, engines: Engines) -> None:
         queue, engine = name(), engines()

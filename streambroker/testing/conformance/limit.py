@@ -241,6 +241,27 @@ class TestKilled:
         watcher.publish(queue, messages("fresh"))
         assert sorted(bodies(drain(survivor, 2, LEASE + MARGIN))) == ["fresh", "suspect"]
 
+    def test_a_long_one_is_waited_for_once(self, engines: Engines) -> None:
+        queue, watcher = name(), engines(delivery_limit=1)
+        watcher.publish(queue, messages("long"))
+        survivor = watcher.consume([queue])
+        long = drain(survivor, 1)
+        watcher.publish(queue, messages(*"abc"))
+        mortal = engines.mortal(delivery_limit=1)
+        assert len(mortal.take(queue, 3)) == 3
+        mortal.die()
+        engines.advance(LEASE)
+        engines.nothing(survivor)
+        engines.advance(LEASE)
+        suspects = drain(survivor, 1, 2 * LEASE + MARGIN)
+        for _ in range(2):
+            engines.nothing(survivor)
+            acked(survivor, suspects[-1:])
+            suspects += drain(survivor, 1, LEASE / 2)
+        acked(survivor, [*suspects[-1:], *long])
+        assert bodies(suspects) == list("abc")
+        assert dead(watcher, queue) == []
+
     def test_new_messages_are_not_suspect_though_one_delivery_is_allowed(self, engines: Engines) -> None:
         queue, engine = name(), engines(delivery_limit=1)
         engine.publish(queue, messages(*"abc"))

@@ -4,13 +4,19 @@
 -- Crash: before it they are redelivered when the holder is gone; after it they are gone for good. Repeating is harmless.
 local n = redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 3))
 redis.call('XDEL', KEYS[1], unpack(ARGV, 3))
-local trial = redis.call('HGET', KEYS[2], ARGV[2])
-if trial then
-  -- what was kept from this holder because of its trial may come now
-  local step, id = string.match(trial, '^(%d+)|([^|]+)|')
-  for i = 3, step and #ARGV or 0 do
-    if ARGV[i] == id and string.sub(KEYS[1], -#step - 1) == ':' .. step then redis.call('HDEL', KEYS[2], ARGV[2]) end
+local marks = redis.call('HMGET', KEYS[2], ARGV[2], ARGV[2] .. ' long')
+local step = string.match(KEYS[1], ':(%d+)$')
+local function ended(mark)
+  local where, id = string.match(mark, '^(%d+)|([^|]+)')
+  for i = 3, where == step and #ARGV or 0 do
+    if ARGV[i] == id then return true end
   end
+  return false
+end
+if marks[1] then
+  -- what was kept from this holder because of its trial may come now
+  if ended(marks[1]) then redis.call('HDEL', KEYS[2], ARGV[2]) end
   if redis.call('LLEN', KEYS[3]) < 1 then redis.pcall('RPUSH', KEYS[3], '1') end
 end
+if marks[2] and ended(marks[2]) then redis.call('HDEL', KEYS[2], ARGV[2] .. ' long') end
 return n

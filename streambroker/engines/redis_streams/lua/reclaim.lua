@@ -75,7 +75,7 @@ for s = 8, #ARGV do
   end
   if moved >= page then left = 1 break end
 end
-if left == 0 then redis.call('HDEL', root .. ':trial', gone) end
+if left == 0 then redis.call('HDEL', root .. ':trial', gone, gone .. ' long') end
 if moved > #buried then redis.pcall('SET', root .. ':back', '1') end
 -- also without anything to move: the dead one may have been woken for what others can have
 if redis.call('EXISTS', root .. ':s:' .. ARGV[8]) == 1 then

@@ -11,7 +11,8 @@
 -- include bury
 local root, group, me, mode, limit = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local now, settled, buried, returned = clock(), 0, 0, 0
-local trial, freed = redis.call('HGET', root .. ':trial', me), false
+local marks = redis.call('HMGET', root .. ':trial', me, me .. ' long')
+local trial, long, freed = marks[1], marks[2], false
 for i = 9, #ARGV, 2 do
   local step, id = ARGV[i], ARGV[i + 1]
   local stream = root .. ':s:' .. step
@@ -22,6 +23,7 @@ for i = 9, #ARGV, 2 do
     if trial and string.find(trial, step .. '|' .. id .. '|', 1, true) == 1 then
       redis.call('HDEL', root .. ':trial', me)
     end
+    if long == step .. '|' .. id then redis.call('HDEL', root .. ':trial', me .. ' long') end
     freed = freed or trial
     if mode == 'dead' then
       bury(root, group, step, id, count, ARGV[5], me, ARGV[6], ARGV[7], now, ARGV[8])

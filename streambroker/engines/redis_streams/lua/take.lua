@@ -41,6 +41,47 @@ local function held(root)
   return false
 end
 
+local function again_after(ms)
+  ms = tonumber(ms)
+  if due < 0 or ms < due then due = ms end
+end
+
+-- whether this holder has something of any of the queues
+local function busy()
+  for i = 1, queues do
+    if held(KEYS[i]) then return true end
+  end
+  return false
+end
+
+-- It waited in vain to be empty: something that it has of each queue is remembered, and is not waited for again. Many
+-- suspects behind it would take as many times as long.
+local function lapse()
+  for i = 1, queues do
+    for s = 1, steps do
+      local stream = KEYS[i] .. ':s:' .. ARGV[6 + s]
+      local p = redis.call('EXISTS', stream) == 1 and pending(stream, 1, me) or {}
+      if #p > 0 then
+        redis.call('HSET', KEYS[i] .. ':trial', me .. ' long', ARGV[6 + s] .. '|' .. p[1][1])
+        break
+      end
+    end
+  end
+end
+
+local function has_lapsed()
+  for i = 1, queues do
+    local long = redis.call('HGET', KEYS[i] .. ':trial', me .. ' long')
+    if long then
+      local step, id = string.match(long, '^(%d+)|(.+)$')
+      local p = redis.pcall('XPENDING', KEYS[i] .. ':s:' .. step, group, id, id, 1, me)
+      if not p.err and #p > 0 then return true end
+      redis.call('HDEL', KEYS[i] .. ':trial', me .. ' long')
+    end
+  end
+  return false
+end
+
 local function serve(q)
   local root = KEYS[q]
   local limit, ttl = tonumber(ARGV[5 + steps + 2 * q]), tonumber(ARGV[6 + steps + 2 * q])
@@ -51,11 +92,11 @@ local function serve(q)
     promote_page(root, now, 100)
     wait = next_due(root, now)
   end
-  if wait >= 0 and (due < 0 or wait < due) then due = wait end
+  if wait >= 0 then again_after(wait) end
 
   -- trial: this holder has a last-chance message; strict: it gets nothing else of the queue meanwhile; waiting: it gets
-  -- nothing until it is empty, to have one alone; lapsed: it waited in vain, so the message comes with company
-  local slow, trial, strict, lapsed, given, suspects = false, false, false, false, 0, false
+  -- nothing until it is empty, to have one alone
+  local slow, trial, strict, given, suspects = false, false, false, 0, false
   local marks = redis.call('EXISTS', back, trials, gone)
   if marks > 0 and redis.call('EXISTS', gone) == 1 then
     -- a frozen process that was declared dead while its wait was still here: whoever waits next is woken in its place
@@ -67,10 +108,12 @@ local function serve(q)
     trial = redis.call('HGET', trials, me)
     local waits = trial and string.match(trial, '^wait|(%d+)$')
     if waits then
-      lapsed = tonumber(waits) <= now
-      strict = not lapsed and held(root)
-      if strict and (due < 0 or waits - now < due) then due = waits - now end
-      if not strict then redis.call('HDEL', trials, me) end
+      strict = tonumber(waits) > now and busy()
+      if strict then again_after(waits - now) end
+      if not strict then
+        redis.call('HDEL', trials, me)
+        if tonumber(waits) <= now then lapse() end
+      end
       trial = strict
     elseif trial then
       local step, id, alone_ms, until_ms = string.match(trial, '^(%d+)|([^|]+)|(%d+)|(%d+)$')
@@ -81,7 +124,7 @@ local function serve(q)
       else
         -- whoever lives through its time is not waited for: a long task would hold up all other suspects
         trial, strict = tonumber(until_ms) > now, tonumber(alone_ms) > now
-        if trial and (due < 0 or until_ms - now < due) then due = until_ms - now end
+        if trial then again_after(until_ms - now) end
       end
     end
   end
@@ -141,20 +184,21 @@ local function serve(q)
   -- must be alone; while this holder has something, others behind it may go, or else this holder waits until it is empty.
   local function give_last_chance(stream, step)
     if trial then return end
-    local busy = #out > 1
+    local company = #out > 1
     for i = 1, queues do
       local elsewhere = i ~= q and redis.call('HGET', KEYS[i] .. ':trial', me)
       local till = elsewhere and tonumber(string.match(elsewhere, '^%d+|[^|]+|%d+|(%d+)$'))
       if till and till > now then
-        if due < 0 or till - now < due then due = till - now end
+        again_after(till - now)
         return
       end
-      busy = busy or held(KEYS[i])
     end
+    company = company or busy()
+    local lapsed = company and has_lapsed()
     local must_wait = false
     for _, row in ipairs(pending(stream, 100, '~last')) do
       local alone = limit > 0 and row[4] >= limit and not lapsed
-      if alone and busy then
+      if alone and company then
         must_wait = true
       else
         local before = given
@@ -163,6 +207,7 @@ local function serve(q)
           local till = now + ARGV[5]
           redis.call('HSET', trials, me, string.format('%s|%s|%.0f|%.0f', step, row[1], alone and till or 0, till))
           trial, strict = true, alone
+          again_after(ARGV[5])
         end
         if given > before then return end
       end
@@ -174,6 +219,7 @@ local function serve(q)
       end
       redis.call('HSET', trials, me, string.format('wait|%.0f', now + ARGV[5]))
       trial, strict = true, true
+      again_after(ARGV[5])
     end
   end
 
