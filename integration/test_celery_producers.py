@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -312,6 +313,23 @@ def test_an_error_of_a_deferred_publish_shows_with_the_next_one(fresh: Callable[
     names = stored(celery)
     assert {"first", "second", "third"} <= names.keys()
     assert max(names.values()) == 1
+
+
+@pytest.mark.stores
+def test_a_store_that_is_away_is_told_of_in_time(fresh: Callable[..., Server], kind: str, celery: CeleryRig) -> None:
+    """`publish_timeout` and what Celery's own policy of repeating adds; then every try finds the same out at once."""
+    server = fresh()
+    celery.use(server.url(), publish_timeout=1)
+    celery.send("work", "first")
+    server.kill()
+    for bound in (4.0, 3.0):
+        began = time.monotonic()
+        with pytest.raises(OperationalError):
+            celery.send("work", "refused")
+        assert time.monotonic() - began < bound
+    server.start()
+    celery.send("work", "second")
+    assert set(stored(celery)) == {"first", "second"}
 
 
 # ---------------------------------------------------------------- what cannot be published

@@ -58,7 +58,9 @@ class Connection:
         #: (epoch, commands): what was meant for one connection never goes to a later one
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._woken, self._doubted = Wake(), Wake()
+        #: who waits for a connection, and who waits until each server was tried
         self.openers: set[Waiter] = set()
+        self.triers: set[Waiter] = set()
         self._denied: set[str] = set()
         self._servers = list(address.servers)
         self.epoch = 0
@@ -259,6 +261,9 @@ class Connection:
                         continue
                 elif self.refused and not self.epoch:
                     return
+                else:
+                    for waiter in set(self.triers):
+                        waiter.set()
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
                 pause = min(pause * 2, _LONGEST_PAUSE)
         finally:
@@ -335,7 +340,7 @@ class Connection:
                 logger.exception("a callback of the link to %s failed", self.address)
 
     def _wake_openers(self) -> None:
-        for waiter in list(self.openers):
+        for waiter in {*self.openers, *self.triers}:
             waiter.set()
 
 

@@ -125,6 +125,7 @@ class JetStreamEngine:
     def ping(self, timeout: float = 5.0) -> float:
         start = time.monotonic()
         self._check()
+        self.link.open(timeout, once=True)
         self.api.call("INFO", patience=0.0, timeout=timeout)
         return time.monotonic() - start
 

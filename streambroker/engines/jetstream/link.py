@@ -119,20 +119,21 @@ class Link:
 
     # --- from any thread but the loop's
 
-    def open(self, timeout: float) -> None:
-        """Connect. Raises StoreConnectionError after `timeout` seconds, and goes on trying; AuthenticationError and
-        ConfigurationError as soon as they are known."""
+    def open(self, timeout: float, *, once: bool = False) -> None:
+        """Connect. Raises StoreConnectionError after `timeout` seconds, with `once` also when no server took us, and
+        goes on trying; AuthenticationError and ConfigurationError as soon as they are known."""
         connection = self._connection
         if connection.connected:
             return
         waiter = make_waiter()
-        connection.openers.add(waiter)
+        waiters = connection.triers if once else connection.openers
+        waiters.add(waiter)
         try:
             connection.begin()
             if not connection.connected and not connection.refused:
                 waiter.wait(timeout)
         finally:
-            connection.openers.discard(waiter)
+            waiters.discard(waiter)
             waiter.done()
         if not connection.connected:
             raise connection.failure()
