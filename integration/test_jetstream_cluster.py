@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from integration.load import Load
+from streambroker.connection import connect
+from streambroker.message import Message
+from streambroker.testing.conformance.kit import drain
 from streambroker.testing.natsserver import NatsCluster
 from streambroker.testing.servers import wait_until
 
@@ -41,3 +45,13 @@ def test_the_leader_is_killed_again_and_again(cluster: NatsCluster, prefix: str,
     assert load.refused == 0
     # acks on their way to a node that was killed
     assert len(load.doubled()) <= 20 * kills
+
+
+def test_more_copies_are_made_of_what_is_there(cluster: NatsCluster, prefix: str) -> None:
+    for replicas, body in ((1, b"before"), (3, b"after")):
+        with closing(connect(cluster.url(), global_keyprefix=prefix, replicas=replicas)) as engine:
+            engine.publish(QUEUE, [Message(body)])
+            assert cluster.servers[0].api(f"STREAM.INFO.{prefix}")["config"]["num_replicas"] == replicas
+    with closing(connect(cluster.url(), global_keyprefix=prefix)) as engine:
+        consumer = engine.consume([QUEUE])
+        assert [each.message.body for each in drain(consumer, 2)] == [b"before", b"after"]

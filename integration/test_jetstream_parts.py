@@ -387,6 +387,19 @@ def test_streams_of_an_older_server_learn_what_the_newer_one_can(make: Make) -> 
         assert (config["allow_msg_schedules"], config["max_consumers"]) == (True, 7)
 
 
+def test_the_bounds_of_dead_letters_are_those_of_who_buries_last(own: NatsServer, make: Make) -> None:
+    queue = name()
+    for body, age in (("old", 3600), ("new", 60)):
+        engine = make(own, dead_letter_max_age=age)
+        engine.publish(queue, messages(body))
+        consumer = engine.consume([queue])
+        consumer.dead_letter(*drain(consumer, 1), "because")
+        until(lambda body=body, engine=engine: body in bodies(engine.inspector().dead(queue)))
+        assert own.api("STREAM.INFO.sb_dead")["config"]["max_age"] == age * 10**9
+        consumer.close()
+    assert bodies(make(own).inspector().dead(queue)) == ["old", "new"]
+
+
 def test_what_the_server_gives_up_is_logged(nats_servers: Callable[[str], NatsServer], prefix: str,
                                             caplog: pytest.LogCaptureFixture) -> None:
     server = nats_servers("nats")
