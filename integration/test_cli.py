@@ -94,7 +94,7 @@ def test_a_day_of_an_operator(server: Server, engine: Engine, store: Sequence[st
     held = take(consumer, 3)
 
     [mail] = json.loads(cli("queues", "--json", *store))
-    assert [mail[name] for name in ("ready", "delayed", "in_flight", "dead")] == [4, 2, 3, 5]
+    assert [mail[count] for count in ("ready", "delayed", "in_flight", "dead")] == [4, 2, 3, 5]
     assert sum(holder["count"] for holder in mail["holders"]) == 3
     assert mail["holders"][0]["max_delivery_count"] == 1
     assert 0 <= mail["holders"][0]["oldest_age"] < 30
@@ -127,7 +127,7 @@ def test_a_day_of_an_operator(server: Server, engine: Engine, store: Sequence[st
     assert json.loads(cli("purge", "--yes", "--queue", "mail", "--json", *store)) == [{"queue": "mail", "removed": 4}]
     cli("dead", "purge", "--yes", "--queue", "mail", *store)
     [mail] = json.loads(cli("queues", "--json", *store))
-    assert [mail[name] for name in ("ready", "delayed", "in_flight", "dead")] == [0, 0, 0, 0]
+    assert [mail[count] for count in ("ready", "delayed", "in_flight", "dead")] == [0, 0, 0, 0]
     assert mail["holders"] == []
     assert cli("queues", "nobody", *store, code=1).startswith("streambroker: no queue 'nobody'")
     engine.delete("mail")
