@@ -107,6 +107,11 @@ IGNORED: Mapping[str, str] = {
 }
 
 
+#: for those who come from a transport where it has to be longer than the longest task
+_NO_LONG_LEASE = ("here it is a lease, which is renewed while the worker lives: the large values of Celery's Redis "
+                  "transport are not needed; leave it out")
+
+
 def _names(kind: type[Settings]) -> dict[str, str]:
     names: dict[str, str] = {}
     for field in dataclasses.fields(kind):
@@ -117,7 +122,7 @@ def _names(kind: type[Settings]) -> dict[str, str]:
 
 
 def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
-    low, high, choices = (field.metadata[k] for k in ("low", "high", "choices"))
+    low, high, choices, unit = (field.metadata[k] for k in ("low", "high", "choices", "unit"))
     kind: type = type(field.default)
     if value is None:
         if field.name == "delivery_limit":
@@ -148,7 +153,9 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         raise ConfigurationError(f"option {field.name}: {value!r} is none of {', '.join(choices)}")
     if low is not None and value < low or high is not None and value > high:
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
-        raise ConfigurationError(f"option {field.name}: {value!r} is out of bounds ({bounds} {field.metadata['unit']})")
+        why = f"; {_NO_LONG_LEASE}" if field.name == "visibility_timeout" and value > 1 else ""
+        raise ConfigurationError(
+            f"option {field.name}: {value!r} is out of bounds ({f'{bounds} {unit}'.rstrip()}){why}")
     return value
 
 
