@@ -20,6 +20,8 @@ from app import app, quote
 from celery.exceptions import TimeoutError
 from kombu.exceptions import OperationalError
 
+from streambroker.kombu.failures import LoginRefused
+
 #: seconds that a client waits unless it says otherwise, and at most
 PATIENCE, MOST = 2.0, 30.0
 #: seconds after which it should ask again
@@ -41,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(400, {"error": 'the body is {"pages": NUMBER}'})
         try:
             job = quote.delay(pages)
-        except (OperationalError, ConnectionError) as error:
+        except (OperationalError, LoginRefused, ConnectionError) as error:
             return self.answer(503, {"error": f"the queue is away: {error}"})
         return self.wait(job.id)
 
