@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 
     replay = add_command(dead, "replay", "put dead letters back into their queue, as new deliveries", run_replay, """
         streambroker dead replay -Q celery 1718000000000-0
-        streambroker dead replay -Q celery --reason ConnectionError --limit 100 --yes
+        streambroker dead replay -Q celery --reason "unknown task" --limit 100 --yes
         """)
     replay.add_argument("-Q", "--queue", required=True, metavar="QUEUE")
     replay.add_argument("ids", nargs="*", metavar="ID", help="default: all")
