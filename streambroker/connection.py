@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -43,5 +44,11 @@ def connect(url: str, **options: Any) -> Engine:
         from .engines.memory import MemoryEngine
 
         return MemoryEngine.from_url(url, **options)
-    raise ConfigurationError(f"no engine for {scheme}://; known: redis-streams, rediss-streams, valkey-streams, "
-                             "sentinel-streams, cluster-streams, jetstream, jetstream-tls, memory")
+    known = ("known: redis-streams, rediss-streams, valkey-streams, sentinel-streams, cluster-streams, jetstream, "
+             "jetstream-tls")
+    if "://" not in url:
+        raise ConfigurationError("the URL has no scheme: it is written redis-streams://host:6379/0 or "
+                                 f"jetstream://host:4222; {known}")
+    near = difflib.get_close_matches(scheme, sorted(REDIS_SCHEMES | JETSTREAM_SCHEMES), n=1)
+    hint = f"did you mean {near[0]}://? " if near else ""
+    raise ConfigurationError(f"no engine for {scheme}://; {hint}{known}")

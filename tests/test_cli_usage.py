@@ -56,9 +56,25 @@ def test_wrong_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(("argv", "said"), [
+    (["serve", "redis", "--port", "http"], "'http' is no port: a number from 0 to 65535"),
+    (["dead", "ls", "--limit", "all"], "'all' is no number from 1 on")])
+def test_values_that_cannot_be_used_are_told_in_plain_words(argv: list[str], said: str,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "said"), [
     (["queues", "--url", "memory://x", "--option", "visibility_timeot=3"], "did you mean visibility_timeout?"),
     (["queues", "--url", "memory://x", "--option", "visibility_timeout=0"], "out of bounds"),
-    (["queues", "--url", "amqp://u:hidden@h"], "no engine for amqp://")])
+    (["queues", "--url", "memory://x", "--option", "visibility_timeout=90000"], "here it is a lease"),
+    (["queues", "--url", "amqp://u:hidden@h"], "no engine for amqp://; known: redis-streams"),
+    (["queues", "--url", "redis-stream://u:hidden@h"], "did you mean redis-streams://?"),
+    (["queues", "--url", "u:hidden@h:6379/0"], "the URL has no scheme"),
+    (["queues", "--url", "redis-streams://h:port/0"], "the port in the URL must be a number"),
+    (["queues", "--url", "redis-streams://:hidden/more@h:6379/0"], "/ ? # @ are written"),
+    (["queues", "--url", "redis-streams://h:6379/hidden"], "must be a number: redis-streams://host:6379/0")])
 def test_settings_that_cannot_be_used_are_2(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
     error = capsys.readouterr().err
@@ -96,7 +112,7 @@ def test_an_unreachable_store_is_1_and_says_so(closed_port: int, capsys: pytest.
     assert main(["queues", "--url", f"redis-streams://u:hidden@127.0.0.1:{closed_port}/0"]) == 1
     error = capsys.readouterr().err
     assert "cannot be reached" in error
-    assert "Is the server running" in error
+    assert "refused. Is the server running" in error
     assert "hidden" not in error
     assert "Traceback" not in error
 

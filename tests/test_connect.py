@@ -41,9 +41,11 @@ def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
         connect(url)
 
 
-def test_secrets_are_not_repeated() -> None:
+@pytest.mark.parametrize("url", ["ftp://user:secret@host/0", "user:secret@host", "redis-streams://:secret/x@host/0",
+                                 "redis-streams://:1/secret@host/0"])
+def test_secrets_are_not_repeated(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        connect("ftp://user:secret@host/0")
+        connect(url)
     assert "secret" not in str(caught.value)
 
 

@@ -75,7 +75,7 @@ def test_options_may_be_in_the_query() -> None:
     ("sentinel-streams://a", {"client": object()}, "option client: .* finds the primary by itself"),
     ("sentinel-streams://a:port", {}, "a sentinel is written host:port"),
     ("sentinel-streams://a", {"sentinels": [("a", "x")]}, "a sentinel is written host:port"),
-    ("sentinel-streams://a/name", {}, "must be numbers"),
+    ("sentinel-streams://a/name", {}, "must be a number"),
     ("sentinel-streams://a", {"sentinel_kwargs": {"pasword": "x"}}, "unknown name 'pasword'; known: .*password"),
     ("sentinel-streams://a", {"sentinel_kwargs": "x=y"}, "as a text it is JSON"),
     ("sentinel-streams://a", {"sentinel_kwargs": 3}, "is a dict"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..connection import connect
 from ..engine import Engine, Inspector
-from ..errors import AuthenticationError, StoreConnectionError
+from ..errors import AuthenticationError, StoreConnectionError, StoreUnavailable
 from ..settings import JetStreamSettings
 from .failures import FAILED, USAGE, CommandError, masked
 from .output import plain
@@ -79,14 +79,22 @@ def open_engine(url: str, options: dict[str, Any] | None = None) -> Iterator[Eng
         try:
             engine.ping()
         except AuthenticationError as error:
-            raise CommandError(f"{masked(url)} refuses the credentials: {error}. Check user and password in --url.",
-                               FAILED) from error
+            raise CommandError(f"{masked(url)} refuses the credentials: {_ended(error)} Check user and password in "
+                               "--url.", FAILED) from error
+        except StoreUnavailable as error:
+            raise CommandError(f"{masked(url)} answers, but cannot be used: {_ended(error)}", FAILED) from error
         except StoreConnectionError as error:
-            raise CommandError(f"{masked(url)} cannot be reached: {error}. Is the server running, and are host, port "
-                               f"and scheme right?", FAILED) from error
+            asks = "" if str(error).endswith("?") else " Is the server running, and are host, port and scheme right?"
+            raise CommandError(f"{masked(url)} cannot be reached: {_ended(error)}{asks}", FAILED) from error
         yield engine
     finally:
         engine.close()
+
+
+def _ended(error: Exception) -> str:
+    """Its text as a sentence, whether or not it is one already."""
+    text = str(error)
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 @contextlib.contextmanager

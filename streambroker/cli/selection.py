@@ -40,10 +40,9 @@ def filtered(letters: Iterator[DeadLetter], args: argparse.Namespace) -> Iterato
 
 
 def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError("less than one")
-    return number
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def in_batches(what: str, ids: Sequence[str], act: Callable[[Sequence[str]], int]) -> int:

@@ -47,11 +47,17 @@ class Address:
             database = known.pop("db", 0)
         else:
             database = known.pop("db", None) or unquote(parts.path).strip("/") or 0
+        # a password that is not percent-encoded may be taken for either: neither is repeated
+        try:
+            port = parts.port
+        except ValueError:
+            raise ConfigurationError("the port in the URL must be a number up to 65535; in a password / ? # @ are "
+                                     "written %2F %3F %23 %40") from None
         try:
             self.database = int(database)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigurationError(f"database and port must be numbers, not {database!r}: {error}") from error
+        except ValueError:
+            raise ConfigurationError("the database, in the URL or as the option db, must be a number: "
+                                     "redis-streams://host:6379/0") from None
         self.host = known.pop("host", None) or parts.hostname or "localhost"
         self.port = int(known.pop("port", None) or port or 6379)
         self.username = known.pop("username", None) or (unquote(parts.username) if parts.username else None)

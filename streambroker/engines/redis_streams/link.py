@@ -87,6 +87,9 @@ class Link:
                 connection.disconnect()  # type: ignore[no-untyped-call]
             if is_about_certificates(error):
                 raise AuthenticationError(f"no encrypted link, see the options ssl_*: {error}") from error
+            if "DB index is out of range" in str(error):
+                raise StoreUnavailable("the server has no database of that number; its setting databases says how "
+                                       "many it has") from error
             raise StoreConnectionError(str(error) or type(error).__name__) from error
         self._connection = connection
         self._sock = connection._sock
