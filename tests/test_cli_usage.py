@@ -72,6 +72,8 @@ def test_values_that_cannot_be_used_are_told_in_plain_words(argv: list[str], sai
     (["queues", "--url", "amqp://u:hidden@h"], "no engine for amqp://; known: redis-streams"),
     (["queues", "--url", "redis-stream://u:hidden@h"], "did you mean redis-streams://?"),
     (["queues", "--url", "u:hidden@h:6379/0"], "the URL has no scheme"),
+    (["queues", "--url", "redis-streams://one/0;redis-streams://two/0"], "one URL, please"),
+    (["queues", "--url", "redis-streams://one;redis-streams://two"], "one URL, please"),
     (["queues", "--url", "redis-streams://h:port/0"], "the port in the URL must be a number"),
     (["queues", "--url", "redis-streams://:hidden/more@h:6379/0"], "/ ? # @ are written"),
     (["queues", "--url", "redis-streams://h:6379/hidden"], "must be a number: redis-streams://host:6379/0")])

@@ -28,6 +28,7 @@ def places(url: str, **options: Any) -> list[tuple[str, int]]:
     ("nats://a:1,a:1", [("a", 1)]),
     ("nats://u:p@a:1,b:2", [("a", 1), ("b", 2)]),
     ("nats://u:p@a:1,u:p@b:2", [("a", 1), ("b", 2)]),
+    ("jetstream://u:p@a:1;jetstream://b:2;JetStream://c", [("a", 1), ("b", 2), ("c", 4222)]),
     ("nats://[::1]:5,[fe80::2]", [("::1", 5), ("fe80::2", 4222)]),
     ("nats://a?servers=b:2,nats://c:3", [("a", 4222), ("b", 2), ("c", 3)]),
 ])

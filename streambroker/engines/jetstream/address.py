@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,7 +114,8 @@ def _split(url: str) -> tuple[str, str]:
     scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise ConfigurationError(f"no servers behind {scheme}://; known: {', '.join(sorted(SCHEMES))}")
-    return scheme, rest
+    # Kombu's list of servers has the scheme before each
+    return scheme, re.sub(rf"(?i)[;,](?:{'|'.join(SCHEMES)})://", ",", rest)
 
 
 def _netlocs(servers: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,8 @@ class Address:
             database = known.pop("db", 0)
         else:
             database = known.pop("db", None) or unquote(parts.path).strip("/") or 0
+        if re.search(r";[\w+-]+://", url):
+            raise ConfigurationError("one URL, please: only Celery's broker_url may list several, parted by semicolons")
         # a password that is not percent-encoded may be taken for either: neither is repeated
         try:
             port = parts.port
