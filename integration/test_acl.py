@@ -28,8 +28,8 @@ ENGINE = ROOT / "streambroker" / "engines" / "redis_streams"
 def documented_rule() -> list[str]:
     """The words of README's rule, without the name and the password."""
     readme = (ROOT / "README.md").read_text()
-    [block] = re.findall(r"^ACL SETUSER jobs on >secret (.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    return str(block).replace("\\\n", " ").split()
+    [line] = re.findall(r"^```\nACL SETUSER jobs on >secret (.*)\n```$", readme, re.MULTILINE)
+    return str(line).split()
 
 
 @pytest.fixture

@@ -145,6 +145,17 @@ def test_code_runs(block):
     subprocess.run([sys.executable, "-c", block], cwd=ROOT, check=True, timeout=60)
 
 
+def test_sections_that_are_linked_are_there():
+    titles = re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    there = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(re.findall(r"\]\(#([^)]*)\)", README)) <= there
+
+
+def test_the_contents_name_every_section():
+    contents = README.split("\n## ")[0]
+    assert [title for title in re.findall(r"^## (.*)$", README, re.MULTILINE) if f"[{title}](#" not in contents] == []
+
+
 def test_files_that_are_linked_are_there():
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     assert links
