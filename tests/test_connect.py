@@ -42,7 +42,8 @@ def test_an_unknown_scheme_names_the_known_ones(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://user:secret@host/0", "user:secret@host", "redis-streams://:secret/x@host/0",
-                                 "redis-streams://:1/secret@host/0"])
+                                 "redis-streams://:1/secret@host/0", "jetstream://user:secret#more@host",
+                                 "jetstream://user:secret?more@host"])
 def test_secrets_are_not_repeated(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         connect(url)

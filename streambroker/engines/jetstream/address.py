@@ -146,8 +146,10 @@ def _read_netloc(netloc: str) -> tuple[list[tuple[str | None, str | None]], list
         try:
             split = urlsplit("//" + place)
             servers.append(Server(split.hostname or "localhost", split.port or _PORT))
-        except ValueError as error:
-            raise ConfigurationError(f"a server is written host:port, not {place!r}") from error
+        except ValueError:
+            # it may be a part of a password
+            raise ConfigurationError("a server is written host:port; in a password / ? # @ are written %2F %3F %23 "
+                                     "%40") from None
     return logins, servers
 
 
