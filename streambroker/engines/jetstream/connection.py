@@ -22,6 +22,7 @@ from .address import Address
 from .answers import Answers
 from .frames import Reply, read_reply
 from .loop import LoopThread, Wake
+from .notices import Notices
 from .session import Session, open_session
 from .waiter import Waiter
 
@@ -58,6 +59,7 @@ class Connection:
         #: (epoch, commands): what was meant for one connection never goes to a later one
         self._outgoing: deque[tuple[int, bytes]] = deque()
         self._woken, self._doubted = Wake(), Wake()
+        self._notices = Notices()
         #: who waits for a connection, and who waits until each server was tried
         self.openers: set[Waiter] = set()
         self.triers: set[Waiter] = set()
@@ -262,6 +264,7 @@ class Connection:
                 elif self.refused and not self.epoch:
                     return
                 else:
+                    self._notices.away()
                     for waiter in set(self.triers):
                         waiter.set()
                 await asyncio.sleep(pause * random.uniform(0.7, 1.0))
@@ -317,16 +320,15 @@ class Connection:
         self.proved = proved
         self.connected = True
         self._failure = None
-        logger.log(logging.INFO if self.epoch == 1 else logging.WARNING, "connected to %s%s", session.server,
-                   " again" if self.epoch > 1 else "")
+        self._notices.connected(f"connected to {session.server}", again=self.epoch > 1)
         self._call(self.on_connect)
         self._wake_openers()
 
     async def _lost(self, session: Session) -> None:
         self.connected = False
         if not self.closed:
-            logger.warning("lost the connection to %s: %s; connecting again", session.server,
-                           self._failure or "it was closed")
+            self._notices.lost(f"lost the connection to {session.server}: {self._failure or 'it was closed'}; "
+                               "connecting again")
         self.answers.fail()
         self._call(self.on_disconnect)
         await session.close(0)
