@@ -25,7 +25,7 @@ def test_the_first_loss_and_its_end_are_told(caplog: pytest.LogCaptureFixture, n
         told.lost("lost a")
         told.connected("connected to a", again=True)
     assert [(each.levelname, each.message) for each in caplog.records] == [
-        ("INFO", "connected to a"), ("WARNING", "lost a"), ("WARNING", "connected to a again")]
+        ("INFO", "connected to a"), ("WARNING", "lost a; connecting again"), ("WARNING", "connected to a again")]
 
 
 def test_many_are_counted(caplog: pytest.LogCaptureFixture, now: list[float]) -> None:
@@ -36,8 +36,8 @@ def test_many_are_counted(caplog: pytest.LogCaptureFixture, now: list[float]) ->
             told.connected("connected to a", again=True)
             now[0] += 1
     assert [each.message for each in caplog.records] == [
-        "lost a", "connected to a again",
-        "lost a (and 29 times since that was said last)", "connected to a again"]
+        "lost a; connecting again", "connected to a again",
+        "lost a; connecting again (and 29 times since that was said last)", "connected to a again"]
 
 
 def test_one_that_stays_away_is_told_of(caplog: pytest.LogCaptureFixture, now: list[float]) -> None:
@@ -52,4 +52,5 @@ def test_one_that_stays_away_is_told_of(caplog: pytest.LogCaptureFixture, now: l
         told.away()
         told.away()
         told.connected("connected to b", again=True)
-    assert [each.message for each in caplog.records][2:] == ["lost a", "connected to b again"]
+    assert [each.message for each in caplog.records][2:] == [
+        "lost a; connecting again", "connected to b again"]

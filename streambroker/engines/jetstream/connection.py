@@ -327,8 +327,7 @@ class Connection:
     async def _lost(self, session: Session) -> None:
         self.connected = False
         if not self.closed:
-            self._notices.lost(f"lost the connection to {session.server}: {self._failure or 'it was closed'}; "
-                               "connecting again")
+            self._notices.lost(f"lost the connection to {session.server}: {self._failure or 'it was closed'}")
         self.answers.fail()
         self._call(self.on_disconnect)
         await session.close(0)

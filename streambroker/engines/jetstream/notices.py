@@ -43,5 +43,5 @@ class Notices:
 
     def _say(self) -> None:
         more = f" (and {self._before} times since that was said last)" if self._before else ""
-        logger.warning("%s%s", self._unsaid, more)
+        logger.warning("%s; connecting again%s", self._unsaid, more)
         self._unsaid, self._before, self._told = "", 0, time.monotonic()
