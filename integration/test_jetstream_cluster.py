@@ -10,7 +10,7 @@ import pytest
 from integration.load import Load
 from streambroker.connection import connect
 from streambroker.message import Message
-from streambroker.testing.conformance.kit import drain
+from streambroker.testing.conformance.kit import drain, until
 from streambroker.testing.natsserver import NatsCluster
 from streambroker.testing.servers import wait_until
 
@@ -47,11 +47,16 @@ def test_the_leader_is_killed_again_and_again(cluster: NatsCluster, prefix: str,
     assert len(load.doubled()) <= 20 * kills
 
 
-def test_more_copies_are_made_of_what_is_there(cluster: NatsCluster, prefix: str) -> None:
-    for replicas, body in ((1, b"before"), (3, b"after")):
+def test_what_has_fewer_copies_than_asked_for_is_told_and_works(cluster: NatsCluster, prefix: str,
+                                                               caplog: pytest.LogCaptureFixture) -> None:
+    """More of them stop a stream for a while: that is begun by its operator."""
+    for replicas, body in ((1, b"before"), (5, b"after")):
         with closing(connect(cluster.url(), global_keyprefix=prefix, replicas=replicas)) as engine:
             engine.publish(QUEUE, [Message(body)])
-            assert cluster.servers[0].api(f"STREAM.INFO.{prefix}")["config"]["num_replicas"] == replicas
-    with closing(connect(cluster.url(), global_keyprefix=prefix)) as engine:
-        consumer = engine.consume([QUEUE])
-        assert [each.message.body for each in drain(consumer, 2)] == [b"before", b"after"]
+            assert cluster.servers[0].api(f"STREAM.INFO.{prefix}")["config"]["num_replicas"] == 1
+            consumer = engine.consume([QUEUE])
+            delivery, = drain(consumer, 1)
+            consumer.dead_letter(delivery, "because")
+            until(lambda body=body, engine=engine: body in [
+                each.message.body for each in engine.inspector().dead(QUEUE)])
+    assert f"stream {prefix} has 1 copies, the option replicas says 5" in caplog.text

@@ -14,10 +14,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 
 import pytest
 
+from streambroker.connection import connect
 from streambroker.engines.jetstream import janitor, rows
 from streambroker.engines.jetstream.delays import delay_frame, due_of, late_filter
 from streambroker.engines.jetstream.engine import JetStreamEngine
@@ -26,7 +28,7 @@ from streambroker.engines.jetstream.link import Frame
 from streambroker.engines.jetstream.stored import run, subjects, walk
 from streambroker.errors import MessageTooLarge, StoreConnectionError
 from streambroker.message import Message, QueueSpec
-from streambroker.testing.conformance.kit import bodies, drain, hear, messages, name, until
+from streambroker.testing.conformance.kit import acked, bodies, drain, hear, messages, name, until
 from streambroker.testing.natsserver import NatsServer, available_nats_kinds
 
 Make = Callable[..., JetStreamEngine]
@@ -398,6 +400,28 @@ def test_the_bounds_of_dead_letters_are_those_of_who_buries_last(own: NatsServer
         assert own.api("STREAM.INFO.sb_dead")["config"]["max_age"] == age * 10**9
         consumer.close()
     assert bodies(make(own).inspector().dead(queue)) == ["old", "new"]
+
+
+def test_a_server_that_refuses_to_change_a_stream_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    users = """authorization { users: [
+        { user: all, password: a }
+        { user: some, password: s, permissions: { publish: { deny: ["$JS.API.STREAM.UPDATE.>"] } } } ] }"""
+    with NatsServer(config=users) as server, \
+            closing(connect(server.url(user="all", password="a"))) as first, \
+            closing(connect(server.url(user="some", password="s"), dead_letter_max_age=3600.0)) as second:
+        queue = name()
+        for engine, body in ((first, "one"), (second, "two")):
+            engine.publish(queue, messages(body, "back"))
+            consumer = engine.consume([queue])
+            dead, back = drain(consumer, 2)
+            consumer.dead_letter(dead, "because")
+            consumer.nack(back)
+            again = drain(consumer, 1)
+            assert bodies(again) == ["back"]
+            acked(consumer, again)
+            consumer.close()
+        until(lambda: bodies(first.inspector().dead(queue)) == ["one", "two"])
+    assert "stays as it was made" in caplog.text
 
 
 def test_what_the_server_gives_up_is_logged(nats_servers: Callable[[str], NatsServer], prefix: str,

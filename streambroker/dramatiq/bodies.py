@@ -21,7 +21,7 @@ LONGEST_DELAY = 10 * 365 * 86_400_000
 _MANY = 2 ** 53
 #: longest text of an exception in a reason
 _REASON = 300
-#: longest traceback that is kept, and where its middle was
+#: longest traceback that is kept (bytes), and where its middle was
 _TRACEBACK, _CUT = 65_536, "\n[...]\n"
 
 
@@ -107,9 +107,13 @@ def without_options(message: dramatiq.Message[Any], options: dict[str, Any]) -> 
 def with_short_traceback(message: dramatiq.Message[Any]) -> dramatiq.Message[Any]:
     """Both ends of a long one: an exception may have a whole answer of a server in its text."""
     text = message.options.get("traceback")
-    if not isinstance(text, str) or len(text) <= _TRACEBACK:
+    if not isinstance(text, str) or not text:
         return message
-    half = _TRACEBACK // 2
+    # as it is stored: what is not ASCII takes six bytes and more
+    size = len(text) if text.isascii() else len(json.dumps(text))
+    if size <= _TRACEBACK:
+        return message
+    half = int(len(text) * _TRACEBACK / size) // 2
     return without_options(message, {**message.options, "traceback": text[:half] + _CUT + text[-half:]})
 
 

@@ -231,6 +231,7 @@ class JetStreamConsumer(Settling):
                     continue
                 if got or looks > 1:
                     break
+                self._wakeup.clear()
                 self._wait(NEWS)
         finally:
             self._pull.single = False

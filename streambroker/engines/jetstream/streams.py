@@ -32,8 +32,8 @@ DELETING = 0.5
 PATIENCE = 3.0
 #: API level from which the server has message schedules and per-message TTL (nats-server 2.12, 2.11)
 SCHEDULES, MESSAGE_TTL = 2, 1
-#: what a stream that an older server made does not have; but for more copies, and the bounds of dead letters, the rest
-#: of it is left as it was made
+#: what a stream that an older server made does not have; but for the bounds of dead letters, the rest of it is left as
+#: it was made
 _LEARNT = ("allow_msg_ttl", "allow_msg_schedules", "allow_direct")
 _BOUNDS = ("max_age", "max_msgs_per_subject", "duplicate_window")
 
@@ -49,10 +49,8 @@ def posix(text: str) -> float:
 
 def _update(found: Mapping[str, Any], wanted: Mapping[str, Any], bounds: Sequence[str]) -> dict[str, Any]:
     """The configuration of a stream with what its server has learnt since it was made and with what the options say now
-    of copies and of `bounds`; empty when nothing differs."""
+    of `bounds`; empty when nothing differs."""
     changes: dict[str, Any] = {name: True for name in _LEARNT if wanted.get(name) and not found.get(name)}
-    if wanted["num_replicas"] > found.get("num_replicas", 1):
-        changes["num_replicas"] = wanted["num_replicas"]
     changes |= {name: wanted[name] for name in bounds if wanted[name] != found.get(name)}
     return {**found, **changes} if changes else {}
 
@@ -147,8 +145,11 @@ class Streams:
                 if error.code != STREAM_EXISTS:
                     raise
             info = self._api.call(f"STREAM.INFO.{stream}")
-        update = _update(info["config"], wanted, _BOUNDS if stream == self._names.dead else ())
-        return self._api.call(f"STREAM.UPDATE.{stream}", update) if update else info
+        update = self._changes(stream, info["config"], wanted)
+        try:
+            return self._api.call(f"STREAM.UPDATE.{stream}", update) if update else info
+        except StoreError as error:
+            return self._left_alone(stream, info, error)
 
     async def aensure(self, stream: str, queue: str = "") -> None:
         if stream in self._known:
@@ -173,8 +174,25 @@ class Streams:
                 if error.code != STREAM_EXISTS:
                     raise
             info = await self._api.acall(f"STREAM.INFO.{stream}", patience=patience)
-        update = _update(info["config"], wanted, _BOUNDS if stream == self._names.dead else ())
-        return await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience) if update else info
+        update = self._changes(stream, info["config"], wanted)
+        try:
+            return await self._api.acall(f"STREAM.UPDATE.{stream}", update, patience=patience) if update else info
+        except StoreError as error:
+            return self._left_alone(stream, info, error)
+
+    def _changes(self, stream: str, found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+        # a stream that gets more copies may stand still for seconds: that is the operator's to begin
+        if wanted["num_replicas"] > found.get("num_replicas", 1) and stream not in self._created:
+            logger.warning("stream %s has %d copies, the option replicas says %d: `nats stream edit %s --replicas %d` "
+                           "makes more of what was there before", stream, found.get("num_replicas", 1),
+                           wanted["num_replicas"], stream, wanted["num_replicas"])
+        return _update(found, wanted, _BOUNDS if stream == self._names.dead else ())
+
+    @staticmethod
+    def _left_alone(stream: str, info: dict[str, Any], error: StoreError) -> dict[str, Any]:
+        """It works as it is."""
+        logger.warning("stream %s stays as it was made, the server refuses to change it: %s", stream, error)
+        return info
 
     def _made(self, stream: str, answer: dict[str, Any], sent: float) -> None:
         self.measure(answer, sent)

@@ -18,7 +18,6 @@ from .keys import FREE, GROUP, LAST, ONCE
 from .lookout import Lookout
 from .registry import read_info
 from .resp import ReplyError, pack, text_of
-from .scripts import script
 from .settles import Settle
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ CHECKS = (0.2, 0.8, 2.0, 4.0, 8.0, 12.0, 20.0)
 ORPHANS = 300.0
 #: how often dead letters that are too old are removed, or after their age where that is shorter, but not below
 EXPIRE, EXPIRE_LEAST = 300.0, 1.0
+#: and how many in one call: it blocks the server
+EXPIRE_PAGE = 500
 
 
 class Maintenance:
@@ -252,8 +253,9 @@ class Maintenance:
     def _expire_dead(self) -> None:
         """A burial does it too, but there may be no other one."""
         keys, oldest = self._engine.keys, int(self._engine.settings.dead_letter_max_age * 1000)
-        self._commands.many([script("dead_expire").call([keys.dead(queue)], oldest)
-                             for queue in self._engine.consumed()])
+        for queue in self._engine.consumed():
+            while self._commands.script("dead_expire", [keys.dead(queue)], oldest, EXPIRE_PAGE) == EXPIRE_PAGE:
+                pass
 
     def _refresh_transient(self, now: float) -> None:
         """For consumers that nobody drives: a loop may be blocked longer than a reply queue lives."""

@@ -74,8 +74,8 @@ local function has_lapsed()
     local long = redis.call('HGET', KEYS[i] .. ':trial', me .. ' long')
     if long then
       local step, id = string.match(long, '^(%d+)|(.+)$')
-      local p = redis.pcall('XPENDING', KEYS[i] .. ':s:' .. step, group, id, id, 1, me)
-      if not p.err and #p > 0 then return true end
+      local p = step and redis.pcall('XPENDING', KEYS[i] .. ':s:' .. step, group, id, id, 1, me)
+      if p and not p.err and #p > 0 then return true end
       redis.call('HDEL', KEYS[i] .. ':trial', me .. ' long')
     end
   end
@@ -194,10 +194,13 @@ local function serve(q)
       end
     end
     company = company or busy()
-    local lapsed = company and has_lapsed()
-    local must_wait = false
+    local must_wait, lapsed = false, nil
     for _, row in ipairs(pending(stream, 100, '~last')) do
-      local alone = limit > 0 and row[4] >= limit and not lapsed
+      local alone = limit > 0 and row[4] >= limit
+      if alone and company then
+        if lapsed == nil then lapsed = has_lapsed() end
+        alone = not lapsed
+      end
       if alone and company then
         must_wait = true
       else
