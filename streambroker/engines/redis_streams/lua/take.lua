@@ -211,6 +211,11 @@ local function serve(q)
           redis.call('HSET', trials, me, string.format('%s|%s|%.0f|%.0f', step, row[1], alone and till or 0, till))
           trial, strict = true, alone
           again_after(ARGV[5])
+          -- one of another queue that is still out has lived through its time: it is not the one
+          for i = 1, queues do
+            local other = i ~= q and redis.call('HGET', KEYS[i] .. ':trial', me)
+            if other and string.find(other, '^%d') then redis.call('HDEL', KEYS[i] .. ':trial', me) end
+          end
         end
         if given > before then return end
       end
