@@ -115,7 +115,7 @@ def test_a_link_that_dies_unseen_costs_no_lease(nats: NatsServer, proxy: Proxy, 
     other.close()
 
 
-@pytest.mark.parametrize(("count", "length"), [(5000, 150), (12000, 1)])
+@pytest.mark.parametrize(("count", "length"), [(5000, 150), pytest.param(12000, 1, marks=pytest.mark.long)])
 def test_a_process_that_holds_very_much_goes_on(own: NatsServer, count: int, length: int) -> None:
     queue = "q" * length
     engine = connect(own.url(), confirm="deferred")
@@ -130,7 +130,7 @@ def test_a_process_that_holds_very_much_goes_on(own: NatsServer, count: int, len
     waiting = engine.consume([queue])
     consumer.hand_back(held[-1:])
     assert len(drain(waiting, 1)) == 1
-    assert len(engine.inspector().in_flight(queue, count)) == count
+    until(lambda: len(engine.inspector().in_flight(queue, count)) == count)
     engine.settles._waiting.clear()
     engine.close(keep=held)
 
